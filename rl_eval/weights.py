@@ -20,6 +20,7 @@ import sys
 import warnings
 import zipfile
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +31,7 @@ import numpy.typing as npt
 
 from rl_eval.adapters import integration_for
 from rl_eval.atomic_write import write_atomically
+from rl_eval.bounded_read import BoundedFile, check_inflation, open_zip
 from rl_eval.errors import ConfigError, WeightsError
 from rl_eval.records.plain import canonical_digest
 
@@ -220,7 +222,7 @@ def load_weights_file(path: str | Path, key: str | None = None) -> dict[str, tor
     if not path.is_file():
         raise ConfigError(f"policy.weights: there is no file {str(path)!r}", key="policy.weights", value=str(path))
     try:
-        loaded = _read(path)
+        loaded = read_tensors(path)
     except Exception as error:
         problem, fix = _explain_unreadable(path, error)
         raise ConfigError(f"policy.weights: {problem}", key="policy.weights", value=str(path), fix=fix) from None
@@ -268,11 +270,20 @@ def tensors_of(snapshot: WeightsSnapshot, advice: str = "") -> dict[str, torch.T
     return contents
 
 
-def _read(path: Path) -> Any:
+def read_tensors(path: Path) -> Any:
+    """Return the content of a file of weights, without running code of the file.
+
+    Raises:
+        Exception: The file cannot be read; see the libraries of the formats.
+    """
     if path.suffix == ".safetensors":
         from safetensors.torch import load_file
 
+        with BoundedFile(path) as file:
+            file.read(int.from_bytes(file.read(8), "little"))  # The header, which is parsed before anything is checked.
         return load_file(path)
+    with suppress(zipfile.BadZipFile), open_zip(path) as archive:
+        check_inflation(archive, path)
     import torch
 
     with warnings.catch_warnings():

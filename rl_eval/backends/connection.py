@@ -21,6 +21,8 @@ from rl_eval.errors import ConfigError, RunnerStartError
 from rl_eval.supervision.process_environment import runner_environment
 
 _PROBE_TIMEOUT_S: Final = 3.0
+_LONGEST_FOLDER: Final = 39
+"""Maximum length of the temporary folder: the path of a socket has 107 bytes, and Ray adds up to 68."""
 _CLUSTER_ID: Final = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 """Name of the first call that Ray's own client makes."""
 _HOOK: Final = "worker_process_setup_hook"
@@ -153,8 +155,7 @@ def _connect(section: RunnersSection, address: str | None) -> None:
             problem = f"runners.runtime_env: Ray rejected it: {summarize(error)}"
             raise ConfigError(problem, key="runners.runtime_env", value=runtime_env) from error
         if not address:
-            problem = f"Ray cannot start a cluster on this machine: {summarize(error)}"
-            raise RunnerStartError(problem, key="runners.address") from error
+            raise _not_started(error) from error
         if type(error).__name__ == "AuthenticationError":  # Older versions of Ray have no such class.
             raise _token_needed(address) from error
         problem = f"no Ray cluster answers at runners.address={address!r}: {summarize(error)}{_cause(error)}"
@@ -163,6 +164,17 @@ def _connect(section: RunnersSection, address: str | None) -> None:
             "cluster."
         )
         raise RunnerStartError(problem, key="runners.address", value=address, fix=fix) from error
+
+
+def _not_started(error: Exception) -> RunnerStartError:
+    """Return an error about a local cluster. Ray's own message does not name the variable of the temporary folder."""
+    problem = f"Ray cannot start a cluster on this machine: {summarize(error)}"
+    name = "RAY_TMPDIR" if "RAY_TMPDIR" in os.environ else "TMPDIR"
+    folder = os.environ.get(name, "")
+    if folder.isascii() and len(folder) <= _LONGEST_FOLDER:
+        return RunnerStartError(problem, key="runners.address")
+    fix = f"Set {name} to a folder whose path has at most {_LONGEST_FOLDER} ASCII characters, such as {name}=/tmp."
+    return RunnerStartError(f"{problem}. {name} is {folder}", key=name, value=folder, fix=fix)
 
 
 def summarize(error: BaseException) -> str:

@@ -14,7 +14,7 @@ import typer
 
 from rl_eval.cli.settings import consents
 from rl_eval.cli.shared import option
-from rl_eval.config.policy_sources import PolicySource, absolute, forms, named_source, schemes
+from rl_eval.config.policy_sources import PolicySource, absolute, forms, is_there, named_source, schemes, user_path
 from rl_eval.config.references import dotted
 from rl_eval.errors import ConfigError
 from rl_eval.errors.redaction import redact_command
@@ -166,12 +166,12 @@ def policy_source(text: str, given: Collection[str] = ()) -> PolicySource:
         raise ConfigError("--policy is empty", key="--policy", value=text, fix=fix)
     if (source := named_source(text, given)) is not None:
         return source
-    path, (name, _, attribute) = Path(text).expanduser(), text.partition(":")
+    path, (name, _, attribute) = user_path(text), text.partition(":")
     if name.endswith(".py"):
         wanted = dotted(text if attribute else f"{name}:NAME")
         fix = f"Pass a factory as pkg.module:attr, such as {wanted}."
         raise ConfigError(f"--policy {text}: a Python file is not a policy", key="--policy", value=text, fix=fix)
-    if path.exists():
+    if is_there(path):
         kinds = [scheme for scheme in schemes().values() if scheme.recognises(path)]
         if len(kinds) == 1:
             return kinds[0].source("", path, given)
@@ -183,12 +183,12 @@ def policy_source(text: str, given: Collection[str] = ()) -> PolicySource:
     if name and attribute and "/" not in name:
         return PolicySource(text, text)
     known = {"random": "random"}
-    for one in path.parent.glob("*"):
+    for one in filter(is_there, path.parent.glob("*") if is_there(path.parent) else ()):
         is_module = one.suffix == ".py" and not one.is_absolute()
         known[str(one).removesuffix(".py")] = dotted(f"{one}:ATTR") if is_module else str(one)
     close = [known[one] for one in difflib.get_close_matches(str(path), known, n=1)]
     fix = f"Did you mean {close[0]!r}?" if close else f"Pass a path, random, {forms()} or pkg.module:attr."
-    raise ConfigError(f"--policy {text}: no such file or folder", key="--policy", value=text, fix=fix)
+    raise ConfigError(f"--policy {text}: not a file or folder", key="--policy", value=text, fix=fix)
 
 
 def with_evaluated(command: Callable[..., None]) -> Callable[..., None]:

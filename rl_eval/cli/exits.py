@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
@@ -165,6 +166,8 @@ def _explained(error: Exception) -> tuple[str, ExitCode]:
     """Return the message and exit code of an error; the message of an unexpected error is empty."""
     if isinstance(error, EvalError):
         return str(error), code_of(error)
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # Any option or argument can be a path.
+        return f"{error.strerror}: {error.filename}", ExitCode.USAGE
     policies = sys.modules.get("rl_eval.policies")  # Not imported: no policy factory was called.
     if policies is not None and policies.came_from_factory(error):
         summary = " ".join(summary_of(error).split())

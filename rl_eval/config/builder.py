@@ -12,10 +12,11 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Final, Literal, TypeVar, cast
 
 import yaml
 
+from rl_eval.bounded_read import read_bytes
 from rl_eval.config.conditions import anchored_conditions
 from rl_eval.config.policy_sources import absolute, anchored
 from rl_eval.config.settings import SECTIONS, EvalSettings, copy_containers, make_settings
@@ -367,7 +368,7 @@ def read_text(path: Path) -> str:
         ConfigError: There is no such file, it cannot be read, or it is not text.
     """
     try:
-        return path.read_text()
+        return read_bytes(path, _LONGEST).decode()
     except FileNotFoundError:
         fix = "" if path.suffix in {".yaml", ".yml"} else f"To evaluate an environment, pass --env {path}."
         raise ConfigError(f"there is no config file {str(path)!r}", key=str(path), fix=fix) from None
@@ -379,6 +380,12 @@ def read_text(path: Path) -> str:
         raise ConfigError(f"{path} is not a text file, so it is not a config", key=str(path), fix=fix) from None
 
 
+_LONGEST: Final = 2**20
+"""Maximum number of bytes of a config file."""
+_MOST_VALUES: Final = 50_000
+"""Maximum number of values and keys. To parse them takes about a second."""
+_DEEPEST: Final = 100
+_MOST_DIGITS: Final = 1_000
 Marks = dict[tuple[str | int, ...], tuple[int, int]]
 
 
@@ -389,11 +396,18 @@ def compose_yaml(text: str, path: Path) -> tuple[Any, Marks]:
         ConfigError: The text is not valid YAML, or contains a key twice.
     """
     try:
+        return _parsed(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}", key=str(path)) from None
+
+
+def _parsed(text: str) -> tuple[Any, Marks]:
+    try:
         loader = _StrictLoader(text)
         node = loader.get_single_node()
         return None if node is None else loader.construct_document(node), _marks(node)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {error}", key=str(path)) from None
+    except (ArithmeticError, AttributeError, LookupError, ValueError) as error:  # Values that do not fit their tags.
+        raise yaml.YAMLError(f"a value cannot be read: {error}") from error
 
 
 def _marks(node: yaml.Node | None, place: tuple[str | int, ...] = ()) -> Marks:
@@ -419,10 +433,46 @@ def read_yaml(text: str) -> Any:
     Raises:
         yaml.YAMLError: The text is not valid YAML, or contains a key twice.
     """
-    return yaml.load(text, _StrictLoader)  # noqa: S506 - the loader is safe.
+    return _parsed(text)[0]
+
+
+def _too_large(event: Any) -> yaml.YAMLError:
+    problem = (
+        f"it is too large: the limits are {_MOST_VALUES:,} values, with those of aliases, {_DEEPEST} levels, and "
+        f"{_MOST_DIGITS:,} digits of an integer"
+    )
+    return yaml.composer.ComposerError(problem=problem, problem_mark=event.start_mark)
 
 
 class _StrictLoader(yaml.SafeLoader):
+    """Loader that also rejects repeated keys, very many values, deep nesting, and numbers with very many digits."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._level = self._values = 0
+        self._sizes: dict[str | None, int] = {}
+        """Number of values of each anchor whose end was reached."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Compose a node, and count it. An alias counts as all values of its anchor, because readers copy them."""
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        before = self._values
+        if isinstance(event, yaml.AliasEvent) and event.anchor in self.anchors:
+            self._count(self._sizes.get(event.anchor, _MOST_VALUES), event)  # Without a size, it contains itself.
+        self._count(1, event)
+        self._level += 1
+        node = super().compose_node(parent, index)
+        self._level -= 1
+        self._sizes[event.anchor] = self._values - before
+        if isinstance(node, yaml.ScalarNode) and node.tag.endswith(":int") and len(node.value) > _MOST_DIGITS:
+            raise _too_large(event)
+        return node
+
+    def _count(self, values: int, event: Any) -> None:
+        self._values += values
+        if self._values > _MOST_VALUES or self._level > _DEEPEST:
+            raise _too_large(event)
+
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
         seen: set[tuple[str, str]] = set()

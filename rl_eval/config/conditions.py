@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from rl_eval.bounded_read import LARGE, read_bytes
 from rl_eval.config.policy_sources import absolute
 from rl_eval.errors import ConfigError, nearest
+from rl_eval.records.parquet import parquet_columns
 from rl_eval.records.plain import parse_json
 from rl_eval.scheduling.conditions import ID, KEY, Conditions, make_conditions
 
@@ -67,19 +69,30 @@ def _read(path: Path) -> Any:
         ConfigError: The file is missing or damaged, or has another format.
     """
     import pyarrow as pa
-    from pyarrow import csv, parquet
 
-    ids_are_text = csv.ConvertOptions(column_types={ID: pa.string()})
-    readers = {
-        ".parquet": lambda file: parquet.read_table(file).to_pylist(),
-        ".csv": lambda file: csv.read_csv(file, convert_options=ids_are_text).to_pylist(),
-        ".json": lambda file: parse_json(file.read()),
+    readers: Mapping[str, Callable[[Path], Any]] = {
+        ".parquet": _rows_of_parquet,
+        ".csv": _rows_of_csv,
+        ".json": lambda path: parse_json(read_bytes(path, LARGE)),
     }
     if path.suffix not in readers:
         fix = f"Use a file with one of the suffixes {', '.join(readers)}."
         raise ConfigError(f"{KEY}: {path} has the suffix {path.suffix!r}", key=KEY, value=str(path), fix=fix)
     try:
-        with path.open("rb") as file:  # pyarrow accepts only UTF-8 paths, so Python opens every file.
-            return readers[path.suffix](file)
+        return readers[path.suffix](path)
     except (OSError, ValueError, pa.ArrowException) as error:
         raise ConfigError(f"{KEY}: {path} cannot be read: {error}", key=KEY, value=str(path)) from error
+
+
+def _rows_of_csv(path: Path) -> Any:
+    import pyarrow as pa
+    from pyarrow import csv
+
+    ids_are_text = csv.ConvertOptions(column_types={ID: pa.string()})
+    content: Any = pa.BufferReader(read_bytes(path, LARGE))
+    return csv.read_csv(content, convert_options=ids_are_text).to_pylist()
+
+
+def _rows_of_parquet(path: Path) -> Any:
+    with parquet_columns(path) as columns:
+        return columns.read_all().to_pylist()

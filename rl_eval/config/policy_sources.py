@@ -116,6 +116,18 @@ def named_source(text: str, given: Collection[str] = ()) -> PolicySource | None:
     return scheme.source(reference, _existing(text, path, scheme.suffix) if path else None, given)
 
 
+def user_path(text: str) -> Path:
+    """Return a path with the home folder instead of ``~``. The name of an unknown user stays as it is."""
+    return Path(os.path.expanduser(text))  # noqa: PTH111 - raises an error for an unknown user.
+
+
+def is_there(path: Path) -> bool:
+    """Return whether a path is a file or a folder. A device is neither, and a long text is not a path."""
+    with suppress(OSError):
+        return path.is_file() or path.is_dir()
+    return False
+
+
 def absolute(path: Path) -> str:
     """Return the absolute path of a file. A link to the file is not followed: its target may have another name."""
     return str(path.parent.resolve() / path.name)
@@ -145,7 +157,7 @@ def anchored(text: str, folder: Path) -> str:
     if not colon or name not in schemes():
         return text
     path = schemes()[name].split(rest)[1]
-    return f"{text.removesuffix(path)}{absolute(folder / Path(path).expanduser())}" if path else text
+    return f"{text.removesuffix(path)}{absolute(folder / user_path(path))}" if path else text
 
 
 def with_named_policies(values: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -179,7 +191,7 @@ def _expanded(section: Any, others: dict[str, Any]) -> Any:
         return section
     kwargs = given.get("policy_kwargs", {})
     if not isinstance(kwargs, Mapping) or (source := named_source(text, kwargs)) is None:
-        if ":" not in text and (path := Path(text).expanduser()).exists():
+        if ":" not in text and is_there(path := user_path(text)):
             kinds = [scheme.named(text) for scheme in schemes().values() if scheme.recognises(path)]
             as_in = " or ".join(kinds) or forms()
             problem = f"policy.policy is {text!r}, a file or folder of unknown type"
@@ -194,9 +206,9 @@ def _expanded(section: Any, others: dict[str, Any]) -> Any:
 
 
 def _existing(text: str, path: str, suffix: str) -> Path:
-    found = Path(path).expanduser()
+    found = user_path(path)
     for candidate in (found, Path(f"{found}{suffix}")):
-        if candidate.exists():
+        if is_there(candidate):
             return candidate
     there = "" if found.is_absolute() else f" in {Path.cwd()}"
     raise ConfigError(

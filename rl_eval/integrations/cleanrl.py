@@ -21,6 +21,7 @@ from rl_eval.errors import ConfigError
 from rl_eval.integrations.policy_files import reading
 from rl_eval.integrations.torch_draws import EpisodeDraws
 from rl_eval.protocols import NoiseSource
+from rl_eval.weights import read_tensors
 
 _METHODS: Final = ("get_action_and_value", "get_action")
 
@@ -128,7 +129,7 @@ def _weights(file: Path, names: Collection[str]) -> Any:
     If the file contains a tuple, return the first item. If it contains a mapping, search for mappings among the
     values. If exactly one of them has exactly the keys ``names``, return this mapping; otherwise, return all content.
     """
-    saved = torch.load(file, map_location="cpu", weights_only=True)
+    saved = read_tensors(file)
     if isinstance(saved, tuple):
         return saved[0]
     fitting = [part for part in saved.values() if isinstance(part, Mapping) and set(part) == set(names)]

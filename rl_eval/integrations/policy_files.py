@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from rl_eval.bounded_read import open_zip, read_entry
 from rl_eval.config.policy_sources import PolicyScheme, PolicySource, absolute, path_in
 from rl_eval.errors import ConfigError
 
@@ -92,9 +93,9 @@ def _is_checkpoint(path: Path) -> bool:
 def _is_whole(path: Path) -> bool:
     """Whether a file contains a whole module that ``torch.save`` wrote, not only weights."""
     if _has_suffix(_TORCH, path):
-        with suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
+        with suppress(OSError, zipfile.BadZipFile), open_zip(path) as archive:
             pickles = [name for name in archive.namelist() if name.endswith("/data.pkl")]
-            return any(b"_parameters" in archive.read(name) for name in pickles)
+            return any(b"_parameters" in read_entry(archive, name, path) for name in pickles)
     return False
 
 

@@ -21,6 +21,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 from typing_extensions import override
 
 from rl_eval.atomic_write import make_folder, sweep, sync_folder, write_bytes
+from rl_eval.bounded_read import LARGE, read_bytes
 from rl_eval.errors import ConfigError, LogError, needs_extra
 from rl_eval.errors.redaction import learn, redact_text
 
@@ -209,10 +210,7 @@ class LocalStorage(Storage):
 
     @override
     def read(self, name: str) -> bytes:
-        path = self._root / name
-        if path.exists() and not path.is_file():  # Reading a pipe would block.
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
-        return path.read_bytes()
+        return read_bytes(self._root / name, LARGE)
 
     @override
     def write(self, name: str, data: bytes) -> None:

@@ -6,7 +6,9 @@ They are read from npz files, TensorDicts in TorchRL's layout, and Minari datase
 from __future__ import annotations
 
 import importlib
+import io
 import os
+import sys
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from typing import Any, Final, final
 import numpy as np
 import numpy.typing as npt
 
+from rl_eval.bounded_read import check_inflation, open_zip, read_entry
 from rl_eval.errors import UsageError
 
 Array = npt.NDArray[Any]
@@ -274,9 +277,12 @@ def load_episodes(source: Any) -> LoggedEpisodes:
 
 def _npz(path: Path) -> dict[str, Array]:
     try:
-        with np.load(path, allow_pickle=False) as loaded:
-            return dict(loaded)
-    except (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        with open_zip(path) as archive:
+            check_inflation(archive, path)
+            # From an archive, numpy would inflate a whole header before it checks the header's length.
+            entries = ((name, io.BytesIO(read_entry(archive, name, path, sys.maxsize))) for name in archive.namelist())
+            return {name.removesuffix(".npy"): np.lib.format.read_array(entry) for name, entry in entries}
+    except (OSError, ValueError, EOFError, TypeError, AttributeError, MemoryError, zipfile.BadZipFile) as error:
         problem = f"{path} is not an npz file with one array per column: {error}"
         raise UsageError(problem, key="data", value=str(path), fix=_FORMS) from error
 

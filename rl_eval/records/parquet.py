@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 import numpy.typing as npt
 
+from rl_eval.bounded_read import BoundedFile
 from rl_eval.records.episode import COLUMNS, ROW, Fault
 from rl_eval.records.plain import typed
 
@@ -26,6 +30,12 @@ _UNPACKED: Final = 64
 _VALUES: Final = (20_000_000, 10)
 """Two limits of the number of values in all columns together: a number, and a number per byte of the file. The higher
 limit applies, because a column that repeats one value needs almost no bytes."""
+_FOOTER: Final = 300_000
+"""Maximum number of bytes of the metadata of a small file. In memory, they can take 250 times as much."""
+_PART: Final = 2**26
+"""Maximum number of bytes of a column in one row group. rl_eval writes a million rows per group."""
+_END: Final = 8
+"""Number of bytes at the end of a file: four of the length of the metadata, and four that every file has."""
 _TEXT: Final = "BYTE_ARRAY"
 _BYTES: Final = "FIXED_LEN_BYTE_ARRAY"
 
@@ -35,7 +45,7 @@ class ParquetColumns:
     """Columns of a Parquet file: numbers, truth values and text.
 
     Args:
-        source: The file, in any form that pyarrow accepts.
+        source: The open file.
         size: Size of the file, in bytes.
         texts: Names of columns of text. Each distinct text is read only once, because a long text may be in every row.
 
@@ -43,9 +53,12 @@ class ParquetColumns:
         OSError, pyarrow.ArrowException: The file is not a Parquet file.
     """
 
-    def __init__(self, source: Any, size: int, texts: Collection[str]) -> None:
+    def __init__(self, source: Any, size: int, texts: Collection[str] = ()) -> None:
         import pyarrow.parquet as pq
 
+        source.seek(-_END, os.SEEK_END)
+        if (footer := int.from_bytes(source.read(4), "little")) > max(_FOOTER, size // 2):
+            raise OSError(errno.EFBIG, f"its footer has {footer:,} bytes, of {size:,}")
         metadata = pq.read_metadata(source)
         self._size = size
         # A nested column has a longer path than its name, so it is not found by its name.
@@ -65,7 +78,7 @@ class ParquetColumns:
             OSError, pyarrow.ArrowException: A column is damaged.
         """
         self._check_kinds(names)
-        self._check_size(len(names))
+        self._check_size(len(names), _ROW_BYTES)
         return self._file.read(columns=list(names), use_threads=use_threads)
 
     def _check_kinds(self, names: Sequence[str]) -> None:
@@ -79,7 +92,12 @@ class ParquetColumns:
                 stored = self._file.schema_arrow.field(name).type
                 raise ValueError(f"its column {name} has the unexpected type {stored}")
 
-    def _check_size(self, num_columns: int) -> None:
+    def read_all(self) -> pa.Table:
+        """Read all columns, of any type, as :meth:`read` does."""
+        self._check_size(len(self.names), 0)
+        return self._file.read()
+
+    def _check_size(self, num_columns: int, row_bytes: int) -> None:
         metadata = self._file.metadata
         # Do not check the columns of a group: pyarrow terminates the process when it reads damaged columns.
         groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
@@ -87,11 +105,22 @@ class ParquetColumns:
             raise ValueError(f"its row groups do not add up to the {self.num_rows:,} rows that it claims")
         values, per_byte = _VALUES
         if (
-            self.num_rows * _ROW_BYTES > self._size
+            self.num_rows * row_bytes > self._size
             or self.num_rows * num_columns > max(values, per_byte * self._size)
             or sum(group.total_byte_size for group in groups) > self._size * _UNPACKED
         ):
             raise ValueError(f"the file claims {self.num_rows:,} rows, which its {self._size:,} bytes cannot contain")
+
+
+@contextmanager
+def parquet_columns(path: Path, texts: Collection[str] = ()) -> Iterator[ParquetColumns]:
+    """Open a Parquet file.
+
+    Raises:
+        OSError, pyarrow.ArrowException: The file is not a Parquet file.
+    """
+    with BoundedFile(path, _PART) as file:  # pyarrow accepts only UTF-8 paths, so Python opens every file.
+        yield ParquetColumns(file, file.stored, texts)
 
 
 TEXTS: Final = (

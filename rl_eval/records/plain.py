@@ -14,6 +14,7 @@ import copyreg
 import functools
 import json
 import math
+import re
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -119,6 +120,11 @@ _WIDEST: Final = 10_000
 _DEEPEST: Final = 100
 """Maximum nesting depth of JSON. Recursive functions that read the data later could handle several times as many
 levels."""
+_MOST_CONTAINERS: Final = 100_000
+"""Maximum number of lists and mappings in short JSON. Each takes up to 230 bytes, but only two characters."""
+_CONTAINER: Final = 16
+"""Mean number of characters per list or mapping, for longer JSON."""
+_STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*"')
 _TOO_DEEP: Final = f"the data are nested too deeply: at most {_DEEPEST} levels are read"
 
 
@@ -126,8 +132,13 @@ def parse_json(text: str | bytes) -> Any:
     """Parse JSON.
 
     Raises:
-        ValueError: The text is not JSON, or is nested too deeply.
+        ValueError: The text is not JSON, is nested too deeply, or has very many lists and mappings.
     """
+    if isinstance(text, bytes):
+        text = text.decode(json.detect_encoding(text), "surrogatepass")
+    most = max(_MOST_CONTAINERS, len(text) // _CONTAINER)
+    if _containers(text) > most and _containers(_STRING.sub("", text)) > most:
+        raise ValueError(f"the data have more than {most:,} lists and mappings")
     try:
         level = [value := json.loads(text)]
     except RecursionError:
@@ -138,6 +149,10 @@ def parse_json(text: str | bytes) -> Any:
         if not level:
             return value
     raise ValueError(_TOO_DEEP)
+
+
+def _containers(text: str) -> int:
+    return text.count("[") + text.count("{")
 
 
 def typed(kind: type[Value], value: Any) -> Value:

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from rl_eval.errors import EvalError, UsageError
+from rl_eval.records.parquet import parquet_columns
 from rl_eval.records.plain import damage, plain
 from rl_eval.reports.page import one_line
 from rl_eval.results.files import (
     EPISODES_FILE,
     RESULT_FILE,
     check_format,
-    check_regular,
     is_log_folder,
     is_summary,
     read_summary,
@@ -155,12 +155,10 @@ def _run(name: str, data: Mapping[str, Any]) -> ListedRun:
 def _check_records(path: Path, planned: int) -> None:
     """Check that there is a record of every planned episode."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    check_regular(path)
     try:
-        with path.open("rb") as file:  # pyarrow rejects paths that are not UTF-8.
-            count = pq.read_metadata(file).num_rows
+        with parquet_columns(path) as columns:
+            count = columns.num_rows
     except (OSError, pa.ArrowException) as error:
         raise UsageError(f"{path.name} cannot be read: {error}", key=str(path)) from error
     if count != planned:

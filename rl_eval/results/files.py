@@ -18,9 +18,10 @@ import numpy as np
 from pydantic import Field
 
 from rl_eval.atomic_write import write_atomically
+from rl_eval.bounded_read import LARGE, read_bytes
 from rl_eval.errors import UsageError
 from rl_eval.records.episode import COLUMNS, EpisodeTable, Fault
-from rl_eval.records.parquet import TEXTS, ParquetColumns, episode_columns, episode_names, read_episodes
+from rl_eval.records.parquet import TEXTS, episode_columns, episode_names, parquet_columns, read_episodes
 from rl_eval.records.plain import check_claim, damage, parse_json, plain, typed
 from rl_eval.scheduling.plan import MAX_EPISODES
 
@@ -107,19 +108,12 @@ def is_summary(path: Path) -> bool:
 def _is_episodes(path: Path) -> bool:
     """Whether a file has the columns of episodes. An interrupted save may leave this file without ``result.json``."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     try:
-        with path.open("rb") as file:  # pyarrow accepts only UTF-8 paths, so Python opens every file.
-            return {"index", "seed", "episode_return"} <= set(pq.read_schema(file).names)
+        with parquet_columns(path) as columns:
+            return {"index", "seed", "episode_return"} <= set(columns.names)
     except (OSError, pa.ArrowException):
         return False
-
-
-def check_regular(path: Path) -> None:
-    """Reject a path that is not a regular file, such as a pipe, which would block the reader."""
-    if path.exists() and not path.is_file():
-        raise UsageError(f"{path} is not a regular file", key=str(path))
 
 
 def check_fingerprint(what: str, stored: str, actual: str) -> None:
@@ -202,9 +196,8 @@ def read_summary(path: Path) -> dict[str, Any]:
     Raises:
         UsageError: The file is missing or damaged.
     """
-    check_regular(path)
     try:
-        data = parse_json(path.read_text(encoding="utf-8"))
+        data = parse_json(read_bytes(path, LARGE).decode())
     except FileNotFoundError as error:
         folder = path.parent
         if not folder.exists():
@@ -223,12 +216,10 @@ def read_summary(path: Path) -> dict[str, Any]:
 def _read_episodes(path: Path, num_episodes: int) -> EpisodeTable:
     import pyarrow as pa
 
-    check_regular(path)
     if not path.exists():
         raise UsageError(f"{path} does not exist, but the result in the same folder needs its records", key=str(path))
     try:
-        with path.open("rb") as file:
-            columns = ParquetColumns(file, path.stat().st_size, TEXTS)
+        with parquet_columns(path, TEXTS) as columns:
             names = episode_names(columns.names)
             if columns.num_rows > num_episodes:
                 raise ValueError(f"{path.name} has {columns.num_rows:,} rows for a plan of {num_episodes:,} episodes")

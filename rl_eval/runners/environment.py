@@ -84,7 +84,8 @@ def construct_env(
     env: gym.Env[Any, Any] = build_env(section, runner_index, lane_index, num_runners, remote)
     if not isinstance(env, gym.Env) and (adapt := integration_for(env, "as_env")) is not None:
         env = adapt(env)
-    if hasattr(env, "possible_agents"):
+    # A gym.Env may answer every name in __getattr__, so only a name that it declares counts.
+    if (inspect.getattr_static if isinstance(env, gym.Env) else getattr)(env, "possible_agents", None) is not None:
         problem = (
             f"environment.env {section.env!r} built a {type(env).__name__}, which is an environment of several agents"
         )
@@ -226,7 +227,7 @@ def check_id(env: str, library: str, known: Collection[str]) -> None:
 def episode_hook(env: gym.Env[Any, Any]) -> Callable[[int, int, int], None] | None:
     """Return :meth:`rl_eval.EpisodeAware.begin_episode` of an environment; None if it has no such method."""
     hook: Callable[[int, int, int], None] | None = attribute_of(env, "begin_episode")
-    return hook
+    return hook if callable(hook) else None
 
 
 def attribute_of(env: Any, name: str) -> Any:

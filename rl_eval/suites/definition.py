@@ -22,7 +22,7 @@ from rl_eval.suites.atari import human_scale
 from rl_eval.suites.normalization import Scale
 from rl_eval.suites.units import Unit
 
-Name = Annotated[str, Field(pattern=r"^[\w.+=-]+$", min_length=1, max_length=100)]
+Name = Annotated[str, Field(pattern=r"^\.*[\w+=-][\w.+=-]*$", min_length=1, max_length=100)]
 Keys = dict[str, Any]
 ScoreKind = Literal["return", "success_once", "success_at_end"]
 _Place = tuple[str | int, ...]

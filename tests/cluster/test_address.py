@@ -221,3 +221,28 @@ print(ray.is_initialized())
 print([program for program in started if program == sys.executable])
 ray.shutdown()
 """
+
+
+@pytest.mark.parametrize("name", ["x" * 120, "größe"])
+def test_a_temporary_folder_that_ray_cannot_use_is_named(tmp_path: Path, name: str) -> None:
+    """Its sockets have paths of at most 107 ASCII characters. The remedy helps."""
+    folder = tmp_path / name
+    folder.mkdir()
+    options = ["--env", "CartPole-v1", "--policy", "random", "-n", "2", "--num-runners", "1", "--log-dir", "log"]
+    run = [sys.executable, "-m", "rl_eval", "run", *options]
+    outside = {key: value for key, value in os.environ.items() if key not in ("RAY_ADDRESS", "RAY_TMPDIR")}
+    failed, done = (
+        subprocess.run(
+            run,
+            check=False,
+            env={**outside, "TMPDIR": place},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        for place in (str(folder), "/tmp")
+    )
+    assert failed.returncode == 4
+    assert "TMPDIR=/tmp" in failed.stderr
+    assert done.returncode == 0, done.stderr

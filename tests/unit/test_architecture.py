@@ -21,6 +21,7 @@ LAYERS = (
     "protocols",
     "adapters",
     "atomic_write",
+    "bounded_read",
     "records",
     "supervision",
     "log",

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from rl_eval import EvalConfig, evaluate
 from rl_eval.config.settings import EnvironmentSection
 from rl_eval.errors import ConfigError
 from rl_eval.protocols import EnvContext
@@ -310,3 +311,45 @@ def test_a_live_environment_is_refused() -> None:
     """Each lane needs one of its own."""
     with refused(ConfigError, "environment.env", value="TimeLimit"):
         construct_env(EnvironmentSection(env=gym.make("CartPole-v1")), 0, 0, 1)
+
+
+class _AnswersAll(gym.Env[Any, Any]):
+    """Proxy of a simulator: it answers every name, also those that only environments of several agents have."""
+
+    observation_space = gym.spaces.Box(0, 1, (1,))
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(1, np.float32), 1.0, True, False, {}
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: True
+
+
+class _AnswersItself(_AnswersAll):
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self
+
+
+@pytest.mark.parametrize("env", [_AnswersAll, _AnswersItself])
+def test_an_environment_that_answers_every_name_has_one_agent(env: Any) -> None:
+    result = evaluate(EvalConfig().environment(env).evaluation(num_episodes=3), lambda obs: np.zeros(len(obs), int))
+    assert result.status == "complete"
+    assert result.mean_return == 1.0
+
+
+class _Several(_AnswersAll):
+    possible_agents = ("a", "b")
+
+
+def test_an_environment_that_declares_agents_has_several() -> None:
+    with refused(ConfigError, "environment.env"):
+        evaluate(EvalConfig().environment(_Several), lambda obs: np.zeros(len(obs), int))

@@ -432,3 +432,33 @@ def test_a_mask_is_kept_to():
     actions, _ = UniformPolicy(spaces.Discrete(3)).act({"action_mask": mask}, None, np.ones(1000, bool), noise)
     assert set(actions[::2]) == {1}
     assert set(actions[1::2]) == {0, 2}
+
+
+# ------------------------------------------------------------------------------ what is not a path
+
+LONG = "a" * 10_000
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        *(LONG, f"{LONG}:x", f"toys:{LONG}", f"sb3:{LONG}", f"torch:toys:make@{LONG}", f"{LONG}/{LONG}"),
+        *("/dev/zero", "sb3:/dev/zero", "torch_module:/dev/zero", "~no_such_user/a.zip", "sb3:~no_such_user/a.zip"),
+    ],
+)
+def test_a_policy_that_is_not_a_path_is_a_usage_error(folder, policy):
+    """It may be too long for one, a device, or in the home of an unknown user."""
+    for arguments in (("--policy", policy), ("--policy", "random", "--set", f"policy.policy={policy}")):
+        outcome = call("run", "--env", "CartPole-v1", "-n", 1, "--runners", 0, *arguments)
+        assert outcome.exit_code == 2, outcome.output
+        assert "Traceback" not in outcome.output
+
+
+@pytest.mark.parametrize(
+    "command", ["show", "list", "report", "compare", "export", "view", "run", "suite run", "replay"]
+)
+def test_an_argument_that_is_too_long_for_a_path_is_a_usage_error(folder, command):
+    several = [LONG, LONG] if command == "compare" else [LONG]
+    outcome = call(*command.split(), *several)
+    assert outcome.exit_code == 2, outcome.output
+    assert "Traceback" not in outcome.output

@@ -101,3 +101,9 @@ def test_a_file_that_is_something_else_shows_nothing(tmp_path, content):
         archive.writestr("data", content)
     assert facts_of(tmp_path / "model.zip") == {}
     assert facts_of(tmp_path / "none.zip") == {}
+
+
+def test_observations_that_are_not_numbers_show_nothing():
+    """A stranger's file may contain any array."""
+    for last in (np.array([["a"]]), np.zeros((1, 2), "V0"), np.zeros((1, 2), object), np.zeros((1, 2), "M8[s]")):
+        assert trained_normalized(facts(OFF, last, last, BOUNDED)) is None

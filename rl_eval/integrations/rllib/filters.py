@@ -20,6 +20,7 @@ import numpy.typing as npt
 import torch
 import tree
 
+from rl_eval.bounded_read import LARGE, read_bytes
 from rl_eval.config.builder import EvalConfig, settings_of
 from rl_eval.config.settings import EvalSettings, PolicySection, with_values
 from rl_eval.errors import ConfigError, EvalError, WeightsError
@@ -27,6 +28,7 @@ from rl_eval.execution.group import evaluate
 from rl_eval.policies import adapt_policy
 from rl_eval.protocols import ActionLogProb, NoiseSource, Policy, Probeable, Recurrent
 from rl_eval.records.episode import EpisodeRecord, EpisodeSpec
+from rl_eval.records.plain import parse_json
 from rl_eval.runners.multi_agent.runner import DEFAULT_POLICY
 from rl_eval.weights import module_of
 
@@ -315,7 +317,7 @@ def load_filters(path: str | Path) -> dict[str, MeanStdFilter]:
         ConfigError: The file is missing, or :func:`save_filters` did not write it.
     """
     try:
-        return {name: _filter_of(one) for name, one in json.loads(Path(path).read_text()).items()}
+        return {name: _filter_of(one) for name, one in parse_json(read_bytes(Path(path), LARGE)).items()}
     except OSError as error:
         raise ConfigError(
             f"the filters {str(path)!r} cannot be read: {error.strerror or error}", key="path", value=str(path)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import base64
 import functools
 import io
-import json
 import logging
 import pickle
+import pickletools
 import re
 import zipfile
 from collections.abc import Collection, Mapping
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,8 +24,10 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import override
 
+from rl_eval.bounded_read import open_zip, read_entry
 from rl_eval.config.policy_sources import PolicyScheme, PolicySource, absolute, path_in
 from rl_eval.errors import ConfigError
+from rl_eval.records.plain import parse_json
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -39,8 +43,12 @@ _LAST: Final = "_last_obs"
 _ORIGINAL: Final = "_last_original_obs"
 _REPLAY_BUFFER: Final = "buffer_size"
 """Attribute that only algorithms with a replay buffer have."""
-_ARRAYS: Final = ("_frombuffer", "_reconstruct", "dtype", "ndarray", "scalar")
-"""Names of NumPy that a pickle of an array refers to."""
+_ARRAYS: Final = ("_frombuffer", "dtype", "scalar")
+"""Names of NumPy that a pickle of an array refers to, and that take no more memory than the pickle."""
+_MOST_STEPS: Final = 10_000
+"""Maximum number of instructions in a pickle. Each byte can be one, and create an object."""
+_NUMBERS: Final = "biuf"
+"""Kinds of dtypes of observations that can be compared."""
 _ROUNDING: Final = 1e-4
 _KEY: Final = "policy.policy_kwargs.vecnormalize"
 
@@ -72,10 +80,9 @@ def _source(reference: str, path: Path | None, given: Collection[str]) -> Policy
 def _recognises(path: Path) -> bool:
     if path.is_dir():
         return any(map(_recognises, path.glob("*.zip")))
-    if not zipfile.is_zipfile(path):
-        return False
-    with zipfile.ZipFile(path) as archive:
+    with suppress(OSError, zipfile.BadZipFile), open_zip(path) as archive:
         return {"data", "policy.pth"} <= set(archive.namelist())
+    return False
 
 
 def normalizer_of(model: Path) -> tuple[bool | None, Path | None]:
@@ -186,8 +193,8 @@ def facts_of(model: Path) -> Mapping[str, Any]:
     Spaces and observations are unpickled. For other pickled attributes, the value is the JSON that SB3 saves for them.
     """
     try:
-        with zipfile.ZipFile(model) as archive:
-            facts = json.loads(archive.read("data"))
+        with open_zip(model) as archive:
+            facts = parse_json(read_entry(archive, "data", model))
     except (OSError, KeyError, ValueError, zipfile.BadZipFile):
         return {}  # Loading the model reports the error.
     if not isinstance(facts, dict):
@@ -206,7 +213,7 @@ def _shown_by(last: Mapping[Any, Any], original: Mapping[Any, Any], space: Mappi
 
 
 def _of_one(last: Any, original: Any, space: Any) -> bool | None:
-    if not isinstance(last, np.ndarray):
+    if not isinstance(last, np.ndarray) or last.dtype.kind not in _NUMBERS:
         return None
     # A VecFrameStack around the VecNormalize changes the shape, and converts frames to the dtype of the space.
     if not isinstance(original, np.ndarray) or last.shape != original.shape:
@@ -244,7 +251,9 @@ def _read(value: Any) -> Any:
     if value is None:
         return None
     try:
-        return _Arrays(io.BytesIO(base64.b64decode(value[":serialized:"]))).load()
+        pickled = base64.b64decode(value[":serialized:"])
+        short = next(islice(pickletools.genops(pickled), _MOST_STEPS, None), None) is None
+        return _Arrays(io.BytesIO(pickled)).load() if short else {}
     except Exception:
         return {}
 
@@ -261,7 +270,12 @@ class _Arrays(pickle.Unpickler):
         """Return a class or function of NumPy for arrays, or a replacement."""
         if module.partition(".")[0] == "numpy" and name in _ARRAYS:
             return super().find_class(module, name)
-        return {"bytearray": bytearray, "OrderedDict": dict}.get(name, _Inert)
+        return {"_reconstruct": _empty, "bytearray": bytearray, "OrderedDict": dict}.get(name, _Inert)
+
+
+def _empty(*_: Any) -> npt.NDArray[Any]:
+    """Return an array that the pickle then fills. A pickle of an array also asks for an empty one."""
+    return np.zeros(0)
 
 
 SCHEMES: Final = {"sb3": PolicyScheme("sb3:PATH", _source, _recognises, suffix=".zip")}

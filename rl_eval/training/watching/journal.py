@@ -22,6 +22,7 @@ from typing import IO, Any, Final, Literal, final
 import xxhash
 
 from rl_eval.atomic_write import is_temporary, write_text
+from rl_eval.bounded_read import LARGE, read_bytes
 from rl_eval.errors import ConfigError, LogOwned
 from rl_eval.log.manifest import code_differences
 from rl_eval.records.plain import differences, parse_json, plain, typed
@@ -265,7 +266,7 @@ def _read(path: Path) -> _State:
     if not path.exists():
         return _State("rl_eval watch", 3)
     try:
-        state = typed(_State, parse_json(path.read_text()))
+        state = typed(_State, parse_json(read_bytes(path, LARGE)))
     except (OSError, ValueError) as error:
         reason = f"({type(error).__name__}: {error})"
         problem = f"{path} is damaged, or another version of rl-eval watch wrote it {reason}"

@@ -1,0 +1,79 @@
+"""YAML that would take minutes, all memory or an error of Python: a config error that names the file, at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rl_eval import EvalConfig
+from rl_eval.cli.exits import ExitCode
+from rl_eval.errors import ConfigError
+from rl_eval.suites.definition import SuiteDefinition
+from tests.refused import refused
+from tests.unit import cli_world
+from tests.unit.small_files import laughs
+
+GAME = "environment: {env: CartPole-v1}\n"
+MERGES = "a: &a {x: 1}\n" + "".join(
+    f"{chr(98 + n)}: &{chr(98 + n)} {{<<: [{','.join(['*' + chr(97 + n)] * 9)}]}}\n" for n in range(9)
+)
+BAD = {
+    "aliases": laughs(),
+    "aliases in an argument": "environment:\n  env_kwargs:\n"
+    + "".join(f"    {line}\n" for line in laughs().splitlines()),
+    "merged aliases": MERGES,
+    "it contains itself": "environment: &e\n  env: CartPole-v1\n  env_kwargs: {a: *e}\n",
+    "a key contains itself": "environment:\n  env: CartPole-v1\n  env_kwargs: &e {a: *e}\n",
+    "merged with itself": "a: &a {<<: *a}",
+    "5,000 lists": "environment: " + "[" * 5000 + "]" * 5000,
+    "3,000 mappings": "environment: " + "{a: " * 3000 + "1" + "}" * 3000,
+    "3,000 items": "- " * 3000,
+    "3,000 keys": "? " * 3000,
+    "a list of 10 MB": "x: [" + "1," * 5_000_000 + "1]",
+    "a list of 200 kB": "x: [" + "1," * 100_000 + "1]",
+    "5,000 digits": "evaluation: {num_episodes: " + "9" * 5000 + "}",
+    "5,000 hexadecimal digits": "evaluation: {num_episodes: 0x" + "f" * 5000 + "}",
+    "base 60": "evaluation: {num_episodes: " + ":".join(["1"] * 100_000) + "}",
+    "a number in base 60": "evaluation: {num_episodes: " + ":".join(["1"] * 1000) + ".5}",
+    "a date": "evaluation: {num_episodes: 2026-13-45}",
+    "no integer": "evaluation: {num_episodes: !!int ''}",
+    "no truth value": "evaluation: {num_episodes: !!bool maybe}",
+    "no time": "evaluation: {num_episodes: !!timestamp now}",
+    "a mapping as a key": "? {a: b}\n: 3",
+    "NUL": "environment: \x00",
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_it_is_a_config_error(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(BAD[name])
+    for read in (EvalConfig.from_yaml, SuiteDefinition.from_yaml):
+        with refused(ConfigError, str(path)):
+            read(path)
+
+
+@pytest.mark.parametrize("name", [name for name in BAD if len(BAD[name]) < 120_000 and name != "NUL"])
+def test_it_is_a_usage_error_of_set(name: str) -> None:
+    """An argument of a program has at most 128 KiB."""
+    outcome = cli_world.call(
+        "run", "--env", "CartPole-v1", "--policy", "random", "--set", f"policy.policy_kwargs={BAD[name]}"
+    )
+    assert outcome.exit_code == ExitCode.USAGE, outcome.output
+
+
+def test_aliases_are_shared_as_before(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(
+        "environment: {env: CartPole-v1, env_kwargs: &a {x: [1, 2], y: &b 0x10}}\n"
+        "policy: {policy: random, policy_kwargs: {a: *a, b: *b, c: {<<: *a, y: 1_000}}}\n"
+    )
+    arguments = EvalConfig.from_yaml(tmp_path / "c.yaml").to_dict()["policy"]["policy_kwargs"]
+    given = {"x": [1, 2], "y": 16}
+    assert arguments == {"a": given, "b": 16, "c": given | {"y": 1000}}
+
+
+def test_a_config_of_many_conditions_is_read(tmp_path: Path) -> None:
+    rows = "".join(f"    - {{id: c{number}, gravity: {number}.5}}\n" for number in range(5000))
+    (tmp_path / "c.yaml").write_text(f"{GAME}evaluation:\n  conditions:\n{rows}")
+    assert len(EvalConfig.from_yaml(tmp_path / "c.yaml").to_dict()["evaluation"]["conditions"]) == 5000
