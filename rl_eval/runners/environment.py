@@ -503,14 +503,20 @@ class ValueReader:
 
 
 def scalar_of(value: Any) -> float | None:
-    """Return a Python, NumPy or torch number, or the number in an array of one element; None for any other value."""
+    """Return a Python, NumPy or torch number, or the number in an array of one element; None for any other value.
+
+    Times are not numbers, and neither are masked arrays, which may have no value.
+    """
     if isinstance(value, (int, float)):
         return value
-    shape, item = getattr(value, "shape", None), getattr(value, "item", None)
-    if not isinstance(shape, tuple) or item is None or math.prod(shape) != 1:
-        return None
-    number = item()
+    number = value.item() if isinstance(value, np.floating) or _has_one_element(value) else None
     return number if isinstance(number, (int, float)) else None
+
+
+def _has_one_element(value: Any) -> bool:
+    shape, kind = getattr(value, "shape", None), getattr(getattr(value, "dtype", None), "kind", "")
+    one = isinstance(shape, tuple) and math.prod(shape) == 1 and hasattr(value, "item")
+    return one and kind not in ("m", "M") and not isinstance(value, np.ma.MaskedArray)
 
 
 def read_reset(result: Any) -> Any:

@@ -658,6 +658,10 @@ class Broken(Crowd):
             rewards["hawk_0"] = float("nan")
         if self.fault == "text reward":
             rewards["hawk_0"] = "1.0"
+        if self.fault == "masked reward":
+            rewards["hawk_0"] = np.ma.masked
+        if self.fault == "time as reward":
+            rewards["hawk_0"] = np.timedelta64(1)
         if self.fault == "nan observation":
             observations["hawk_0"] = np.full(3, np.nan, np.float32)
         if self.fault == "wrong shape":
@@ -678,6 +682,8 @@ class Broken(Crowd):
         ("stranger", "'eagle_0'.* hawk_0.*environment.agents"),
         ("nan reward", "reward.*'hawk_0'.*nan"),
         ("text reward", "reward.*'hawk_0'.*'1.0'.*str"),
+        ("masked reward", "reward.*'hawk_0'.*masked"),
+        ("time as reward", "reward.*'hawk_0'.*timedelta64"),
         ("nan observation", "'hawk_0'.*observation.*NaN"),
         ("wrong shape", r"'hawk_0'.*\(4,\)"),
         ("gone", "observation of agent"),

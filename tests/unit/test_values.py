@@ -95,6 +95,16 @@ REFUSED = {
     "text in an array": ({"reward": np.array(["0.3"])}, ["reward", "number"]),
     "numpy's text": ({"reward": np.str_("0.3")}, ["reward", "'0.3'"]),
     "complex reward": ({"reward": 1j}, ["reward", "complex"]),
+    "masked reward": ({"reward": np.ma.masked}, ["reward", "masked", "number"]),
+    "masked array": ({"reward": np.ma.array([1.0])}, ["reward", "masked_array"]),
+    "time as reward": ({"reward": np.timedelta64(3)}, ["reward", "timedelta64"]),
+    "date as reward": ({"reward": np.datetime64(3, "ns")}, ["reward", "datetime64"]),
+    "times in an array": ({"reward": np.array([3], "m8[ns]")}, ["reward", "number"]),
+    "structured reward": ({"reward": np.zeros(1, [("a", "f8")])[0]}, ["reward", "void"]),
+    "bytes as reward": ({"reward": np.bytes_(b"1")}, ["reward", "bytes"]),
+    "masked terminated": ({"terminated": np.ma.masked}, ["terminated", "masked"]),
+    "time as truncated": ({"truncated": np.timedelta64(0)}, ["truncated", "timedelta64"]),
+    "masked observation": ({"observation": np.ma.zeros(2, np.float32)}, ["observation", "MaskedArray"]),
     "text as terminated": ({"terminated": "False"}, ["terminated", "'False'", "str", "True or False"]),
     "no terminated": ({"terminated": None}, ["terminated", "None"]),
     "empty text as terminated": ({"terminated": ""}, ["terminated", "''"]),
@@ -250,7 +260,7 @@ def test_a_step_without_a_success_leaves_those_before(runner: str, lanes: int) -
 
 
 @ACROSS
-@pytest.mark.parametrize("value", ["0.3", None, [1.0], np.zeros(2)])
+@pytest.mark.parametrize("value", ["0.3", None, [1.0], np.zeros(2), np.ma.masked, np.timedelta64(3, "s")])
 def test_an_info_scalar_that_was_asked_for_must_be_one(value: Any, runner: str, lanes: int) -> None:
     """Text that looks like a number is text."""
     fault = the_fault(run(runner, lanes, info={"speed": value}, info_keys=("speed",)))

@@ -11,10 +11,9 @@ import numpy.typing as npt
 
 
 def kind_of(array: Any) -> str:
-    """Return the kind of an array's dtype, as NumPy names it."""
+    """Return the kind of an array's dtype, as NumPy names it; ``masked`` for a masked array."""
     if isinstance(array, np.ndarray):
-        kind: str = array.dtype.kind
-        return kind
+        return "masked" if isinstance(array, np.ma.MaskedArray) else str(array.dtype.kind)
     name = str(array.dtype).removeprefix("torch.")
     return "f" if "float" in name else name[0]
 
@@ -23,7 +22,7 @@ def numpy_of(array: Any) -> npt.NDArray[Any]:
     """Return an array as a NumPy array, copied from the device if it is not in host memory."""
     if type(array) is np.ndarray:
         return array
-    return np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
+    return np.asanyarray(array.detach().cpu() if hasattr(array, "detach") else array)
 
 
 def numpy_of_all(arrays: Sequence[Any]) -> list[npt.NDArray[Any]]:

@@ -160,8 +160,10 @@ class ObservationBatch:
         except (ValueError, TypeError, RuntimeError) as error:
             text = f"observation{_at(path)} is not an array ({error}), {_due(array)}"
             raise EnvError(text, key=f"observation{_at(path)}") from error
-        if given.shape != array.shape[1:] or given.dtype.kind not in _FITTING_KINDS[array.dtype.kind]:
-            problem = f"observation{_at(path)} has shape {given.shape} and dtype {given.dtype}, {_due(array)}"
+        kind = "masked" if isinstance(value, np.ma.MaskedArray) else given.dtype.kind
+        if given.shape != array.shape[1:] or kind not in _FITTING_KINDS[array.dtype.kind]:
+            what = f"is a {type(value).__name__} of shape {given.shape} and dtype {given.dtype}"
+            problem = f"observation{_at(path)} {what}, {_due(array)}"
             raise EnvError(problem, key=f"observation{_at(path)}", value=f"{given.dtype}{list(given.shape)}")
         if given.dtype == array.dtype:
             array[row] = given

@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from rl_eval.config.settings import EvalSettings, is_live_environment
 from rl_eval.errors import ConfigError, EnvError, UsageError, summary_of
+from rl_eval.policies.inference.device_arrays import kind_of
 from rl_eval.policies.inference.device_observations import DeviceObservations
 from rl_eval.policies.inference.inference import RowInference
 from rl_eval.policies.inference.spaces import ObservationBatch
@@ -382,7 +383,7 @@ class BatchedEvalRunner(RunnerCore):
     ) -> None:
         """Write the reported flags of live slots."""
         wanted = mask & self._attempts.live[: len(mask)]
-        if values.dtype.kind == "b" and values.ndim == 1:
+        if kind_of(values) == "b" and values.ndim == 1:
             flags[wanted] = values[wanted]
             return
         for slot in np.flatnonzero(wanted).tolist():
@@ -397,7 +398,7 @@ class BatchedEvalRunner(RunnerCore):
     def _read_scalars(self, column: int, key: str, values: npt.NDArray[Any], mask: npt.NDArray[np.bool_]) -> None:
         """Record the reported scalars of live slots."""
         wanted = mask & self._attempts.live[: len(mask)]
-        if values.dtype.kind in _NUMERIC and values.ndim == 1:
+        if kind_of(values) in _NUMERIC and values.ndim == 1:
             self._attempts.infos[: len(mask), column][wanted] = values[wanted]
             if values.dtype != np.float64 and (simulator := self._simulator.now) and simulator.trusted:
                 self._pending.note(
