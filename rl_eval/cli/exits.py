@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import signal
 import sys
 import textwrap
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
@@ -19,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rl_eval.cli.signals import Interrupted
-from rl_eval.errors import ClusterError, EvalError, UsageError, summary_of
+from rl_eval.errors import ClusterError, EvalError, UsageError, summary_of, traceback_of
 from rl_eval.errors.redaction import redact_text
 from rl_eval.reports.page import lines
 
@@ -123,8 +121,6 @@ def explained(command: str) -> str:
     return "\n".join(["\b", "Exit codes:", *codes])
 
 
-_TERMINAL_CODE: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-
 VERBOSE: Final = "RL_EVAL_VERBOSE"
 """Environment variable with the effect of ``--verbose``."""
 
@@ -156,7 +152,7 @@ def reported(debug: bool) -> Iterator[None]:
     except Exception as error:
         message, code = _explained(error)
         if debug or not message:
-            typer.echo(redact_text(traceback.format_exc()), err=True, nl=False)
+            typer.echo(traceback_of(error), err=True, nl=False)
         if message:
             _print_error(message)
         raise typer.Exit(code) from None
@@ -177,6 +173,6 @@ def _explained(error: Exception) -> tuple[str, ExitCode]:
 
 def _print_error(message: str) -> None:
     """Print a message without control characters; keep its line breaks, and wrap long lines only on a terminal."""
-    shown = lines(_TERMINAL_CODE.sub("", redact_text(message)).strip()) or "no message"
+    shown = lines(redact_text(message).strip()) or "no message"
     text = Text.assemble(("error: ", "bold red"), shown)
     Console(stderr=True, highlight=False).print(text, soft_wrap=not os.isatty(2))

@@ -42,7 +42,7 @@ def list_(folder: FolderOfRuns = Path("runs"), as_json: AsJson = False) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         line = _GAP.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        print_line(redact_text(line.rstrip()))
+        print_line(line.rstrip())
 
 
 def show(

@@ -38,6 +38,8 @@ from typing import Any, TypeVar, cast
 from rl_eval.errors.redaction import redact_text
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_LONGEST_PART = 10_000
+"""Maximum number of characters of a frame, a message or a line of a note in a traceback."""
 
 
 class EvalError(Exception):
@@ -229,7 +231,7 @@ def summary_of(error: BaseException) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """Return the text of an exception.
+    """Return the text of an exception, without secrets, and cut if it is very long.
 
     If the text is empty, as for a bare ``assert``, return the line that raised it.
     """
@@ -238,7 +240,18 @@ def message_of(error: BaseException) -> str:
         text = str(error)
     except Exception:
         return f"{name}, whose text cannot be read"
-    return text if text not in {"", name} else _line_of(error) or name
+    return redact_text(text if text not in {"", name} else _line_of(error) or name)
+
+
+def traceback_of(error: BaseException) -> str:
+    """Return the traceback of an exception and its causes, without secrets; only the end of a long traceback."""
+    parts, left = [], 100_000
+    for part in reversed([*traceback.TracebackException.from_exception(error).format()]):
+        parts.append(part if len(part) <= _LONGEST_PART else f"{redact_text(part, _LONGEST_PART)}\n")
+        left -= len(parts[-1])
+        if left < 0:
+            break
+    return redact_text("".join(reversed(parts)))
 
 
 def _line_of(error: BaseException) -> str:

@@ -18,108 +18,73 @@ import hmac
 import json
 import os
 import re
-import threading
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, pairwise
 from typing import Any, Final
 from urllib.parse import quote, unquote
+
+from rl_eval.errors.printable import printable
 
 MASK: Final = "***"
 _MASKED: Final = re.compile(r"\*\*\*( \([0-9a-f]{4}\))?")
 
-_SECRET: Final = frozenset(
-    (
-        *("apikey", "auth", "authorization", "bearer", "connectionstring", "connstr", "cookie", "cookies", "cred"),
-        *("credential", "credentials", "creds", "dsn", "jwt", "oauth", "otp", "passcode", "passphrase", "passwd"),
-        *("password", "passwords", "private", "pw", "pwd", "secret", "secrets", "token", "tokens", "webhook"),
-    )
+_WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_KEYS: Final = (
+    "access|account|activation|api|auth|encryption|licen[cs]e|master|private|product|secret|service|signing|ssh|storage"
+    "|subscription"
 )
-_SECRET_NUMBER: Final = frozenset(("apikey", "passcode", "passphrase", "passwd", "password", "pwd", "secret"))
-"""Words of a name that mark even a number as secret. ``tokens`` is not one of them, since it may be a count."""
-_VOCABULARY: Final = re.compile(r"(bos|cls|end|eos|image|mask|pad|sep|special|start|stop|unk)_?tokens?", re.IGNORECASE)
-"""Names of tokens that a tokenizer knows."""
-_PASS: Final = re.compile(r"pass|(.*[_\W])?(admin|db|login|my|root|smtp|sql|user)[_-]?pass", re.IGNORECASE)
-"""Names in which ``pass`` means a password. In other names, such as ``pass_rate`` and ``low_pass``, it has another
-meaning."""
-_KEYS: Final = frozenset(
-    (
-        *("access", "account", "activation", "api", "auth", "encryption", "licence", "license", "master", "private"),
-        *("product", "secret", "service", "signing", "ssh", "storage", "subscription"),
-    )
+"""Words that mark a secret together with ``key``, as in ``api_key`` and ``accesskeys``."""
+_NAME: Final = re.compile(
+    r"(?!_(bos|cls|end|eos|image|mask|pad|sep|special|start|stop|unk)_?tokens?_\Z)"  # Tokens of a tokenizer.
+    r"(.*_([a-z]*(passwords?|passwd|passphrase|passcode|secrets?|tokens?|credentials?)|auth|authorization|bearer"
+    r"|conn(ection)?_?str(ing)?|cookies?|creds?|dsn|jwt|oauth|otp|private|pw|pwd|webhook)_"
+    r"|_((.*_)?(admin|db|login|my|root|smtp|sql|user)_?)?pass_\Z"  # Not pass_rate and low_pass.
+    rf"|(?=.*(_|{_KEYS})keys?_).*_({_KEYS})(_|keys?_))"
 )
-"""Words that mark a secret if ``key`` follows, as in ``api_key``."""
+"""Names of secret texts, as lower-case words between underscores."""
+_NUMBER: Final = re.compile(r"_([a-z]*(password|passwd|passphrase|passcode|secret)|apikey|pwd)_")
+"""Names of secret numbers. ``tokens`` is not one of them, since it may be a count."""
 _RANDOM: Final = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[\w+/=.~-]{16,}")
 """Form of a secret, for values whose whole name is ``key``."""
-_COMPOUND: Final = re.compile(
-    rf"[a-z]+?(passwords?|passwd|passphrase|passcode|secrets?|tokens?|credentials?)|({'|'.join(_KEYS)})(keys?)"
-)
-"""Words joined without a separator, such as ``dbpassword`` and ``accesskey``."""
-_WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-
 _STEERING: Final = re.compile(
     r"(CUDA|EGL|JAX|MKL|MUJOCO|NCCL|NUMEXPR|NVIDIA|OMP|OPENBLAS|PYOPENGL|PYTHON|RAY|RL_EVAL|SDL|TORCH|XLA)_?.*"
-    r"|DISPLAY|LANG|LC_.*|TZ|.*_(DEVICES|DIR|HOME|PATH|THREADS)",
+    r"|DISPLAY|LANG|LC_.*|TZ|.*_(DEVICES|DIR|HOME|PATH|THREADS)"
 )
 """Environment variables that are not secrets, unless their names mark a secret."""
-_PLACES: Final = ("env_vars", "runtime_env")
-
-_SHORTEST: Final = 6
-"""Minimum length of a value to search for. A shorter value would be found in too many strings."""
-_COMMON: Final = re.compile(r"(?!.{16})([a-z]+|[A-Z]+|[A-Z]?[a-z]+|[+-]?[\d.]+)")
-"""Plain words and numbers. They are not searched for, because they could mean something else."""
-_HEX: Final = re.compile(r"[0-9a-fA-F]+")
-"""Hexadecimal values. They are masked only as a whole word, because they could be part of a digest."""
 
 _USER: Final = re.compile(r"://([^\s/@:\"'<>]{0,500}:[^\s\"'<>?]{0,500}|[^\s/@\"'<>]{0,500})@")
 """User info of a URI. A password may contain slashes, so user info with a colon ends at the last ``@``. The bound of
 the length keeps the time linear."""
-_QUERY: Final = re.compile(r"://[^\s?\"'<>]{0,2000}\?([^\s\"'<>]*)")
-_ASSIGNED: Final = re.compile(r"""(?<![\w-])([\w-]{1,64})=(?!=)("[^"]*"|'[^']*'|["']?[^\s;&"']+)""")
-_OPTION: Final = re.compile(r"""(?<![\w-])--([A-Za-z][\w-]{0,63})\s+("[^"]*"|'[^']*'|[^\s;&"'-][^\s;&"']*)""")
-_QUOTED: Final = re.compile(r"""["']([\w.-]{1,64})["']\s*:\s*("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|\d+)""")
-"""Entry of JSON or of a dict's repr."""
-_LINE: Final = re.compile(r"""(?<![\w-])([\w-]{1,64}):\s+(?=("[^"]*"|'[^']*'|[^\s,;"'\[\](){}]+))""")
-"""Entry of YAML, or a header. The pattern does not consume the value, because the value may be the name of another
-entry."""
-_MIXED: Final = r"(?=[\w-]*[a-z])(?=[\w-]*[A-Z])(?=[\w-]*\d)"
-_FORMED: Final = re.compile(
-    r"(?i:authorization)[\"']?\s*[:=]\s*[\"']?((?:\w+\s+)?[^\s\"',;}]{4,})"
-    r"|(?i:cookie):\s+((?!\*\*\*)[^\r\n\"']+)"
-    r"|\bBearer\s+((?=[\w+/.~-]*[\d=])[\w+/=.~-]{8,})"
-    r"|\bBasic\s+((?=[A-Za-z0-9+/]*[\d=])[A-Za-z0-9+/]{8,}={0,2})(?![=\w.-])"
-    rf"|(?<![\w-])({_MIXED}(?:sk-[\w-]{{16,}}|(?:gh[oprsu]|hf)_[A-Za-z0-9]{{16,}}|github_pat_\w{{16,}}))"
-    r"|(?<![\w-])((?:AKIA|ASIA)[A-Za-z0-9]{12,})"
-    r"|(-----BEGIN [A-Z0-9 ]+-----.*?(?:-----END [A-Z0-9 ]+-----|\Z))",
-    re.DOTALL,
+_URI: Final = re.compile(r"://[^\s\"'<>]+")
+_PARAMETER: Final = re.compile(r"[?&](?!(?:region|scheme|\w+_(?:creation|deletion|override|timeout))=)[^=&?]*=([^&]*)")
+"""Parameter of a URI, except those whose values are places or options."""
+_FORMED: Final = (
+    re.compile(r"(?:(?i:authorization):\s*|(?i:cookie):\s+)((?!\*\*\*)[^\s\"'][^\r\n\"']*)"),
+    re.compile(r"Bearer\s+((?=[\w+/.~-]*[\d=])[\w+/=.~-]{8,})"),
+    re.compile(r"Basic\s+((?=[A-Za-z0-9+/]*[\d=])[A-Za-z0-9+/]{8,}={0,2})(?![=\w.-])"),
+    re.compile(
+        r"(?<![\w-])((?:sk-|gh[oprsu]_|hf_|github_pat_)(?=\S*[a-z])(?=\S*[A-Z])(?=\S*\d)[\w-]{16,}|A[KS]IA\w{12,})"
+    ),
+    re.compile(r"(-----BEGIN [A-Z0-9 ]+-----[\s\S]*?(?:-----END [A-Z0-9 ]+-----|\Z))"),
 )
 """Strings that are secrets under any name."""
-_MARKS: Final = (
-    *("uthorization", "ookie:", "Bearer", "Basic", "sk-", "ghp_", "gho_", "ghr_", "ghs_", "ghu_", "github_pat_", "hf_"),
-    *("AKIA", "ASIA", "-----BEGIN"),
-)
-"""Strings for a quick check: a secret of one of these forms contains at least one of the strings, and most other texts
-contain none of them."""
-_SWITCH: Final = re.compile(r"true|false|none|null|~", re.IGNORECASE)
+_NAMED: Final = re.compile(r"""(?<![\w-])(--)?([\w-]{1,64})(=(?!=)|["']\s*:\s*(?=["'\d])|:\s+|(?(1)\s+(?!-)|(?!)))""")
+"""Name with a separator: of an assignment, of JSON, of YAML or a header, or of an option."""
+_VALUE: Final = re.compile(r"""(?s)"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|(?<==)["']?[^\s;&"']+|(?<!=)["']?[^\s;"']+""")
+_SWITCH: Final = re.compile(r"true|false|none|null|~|", re.IGNORECASE)
 """Values that are not secrets in formats where every value is a string."""
-_OPEN_QUERY: Final = frozenset(
-    (
-        "allow_bucket_creation",
-        "allow_bucket_deletion",
-        "connect_timeout",
-        "endpoint_override",
-        "region",
-        "request_timeout",
-        "scheme",
-    )
-)
-"""Names of query parameters of a URI. Their values are places or options, not credentials."""
+
+_SHORTEST: Final = 6
+"""Minimum length of a value to search for. A shorter value would be found in too many strings."""
+_COMMON: Final = re.compile(r"(?!.{16})([a-z]+|[A-Z]+|[A-Z]?[a-z]+|[+-]?[\d.]+)")
+"""Plain words and numbers. They are not searched for, and neither are paths, because they could mean something else."""
+_HEX: Final = re.compile(r"[0-9a-fA-F]+")
+"""Hexadecimal values. They are masked only as a whole word, because they could be part of a digest."""
 
 Path = tuple[str, ...]
-_lock: Final = threading.Lock()
-_known: set[str] = set()
-_pattern: re.Pattern[str] | None = None
-_num_variables = 0
-"""Number of environment variables when their secrets were last collected."""
+_known: Final[set[str]] = set()
+_variables: Final[dict[Any, Any]] = {}
+"""Environment variables when their secrets were last collected."""
 
 
 def redact(value: Any, *path: str) -> Any:
@@ -131,207 +96,22 @@ def redact(value: Any, *path: str) -> Any:
         value: Nested mappings, lists and scalars.
         path: Keys of the value, the outermost first.
     """
-    return _walk(value, path, lambda _path, _value: MASK, lambda _path, text: _redact_inside(text))
+    return _walk(value, path, lambda _path, _value, hidden: hidden)
 
 
 def digest_secrets(value: Any, *path: str) -> Any:
     """Return plain data in which every secret is replaced with a mask and a digest.
 
-    The digest has 16 bits. So two different secrets have the same digest in one of 65,536 cases, and the digest does
-    not help to guess a secret, even a short one.
+    Secrets that only this process knows remain, because an identity must be the same in every process. The digest has
+    16 bits. So two different secrets have the same digest in one of 65,536 cases, and the digest does not help to guess
+    a secret, even a short one.
     """
-    return _walk(value, path, _digested, _identified)
 
+    def digested(path: Path, value: Any, hidden: str) -> str:
+        content = value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass")
+        return f"{hidden} ({hmac.new('.'.join(path).encode(), content, hashlib.sha256).hexdigest()[:4]})"
 
-def redact_text(text: str) -> str:
-    """Return a text with masked secrets: known values, and values recognized by name, by form, or in a URI."""
-    if len(os.environ) != _num_variables:
-        _learn_variables()
-    return _redact_inside(text if _pattern is None else _pattern.sub(MASK, text))
-
-
-def redacted_traceback(error: BaseException) -> str:
-    """Return the traceback of an error and its causes, without secrets."""
-    return redact_text("".join(traceback.format_exception(type(error), error, error.__traceback__)))
-
-
-def redact_command(words: Sequence[str]) -> list[str]:
-    """Return a command line with masked secrets, such as those in ``KEY=VALUE``, after ``--password``, and in URIs."""
-    return [_redact_word(word, path) for path, word in _items(words, ())]
-
-
-def learn(value: Any, *path: str) -> None:
-    """Remember the secrets of a configuration or a URI. From now on, they are masked everywhere in this process."""
-    global _pattern  # noqa: PLW0603  # Secrets are known to the whole process.
-    found = {variant for secret in secrets_in(value, *path) if _is_telling(secret) for variant in _variants(secret)}
-    with _lock:
-        if not found <= _known:
-            _known.update(found)
-            # The longest secret comes first, because a secret may be the beginning of another secret.
-            _pattern = re.compile("|".join(map(_searched, sorted(_known, key=len, reverse=True))))
-
-
-def _learn_variables() -> None:
-    """Remember the values of secret environment variables, if the number of environment variables has changed."""
-    global _num_variables  # noqa: PLW0603
-    variables = dict(os.environ)
-    _num_variables = len(variables)
-    learn(variables)
-
-
-# Recognition of secrets
-
-
-def _is_secret(path: Path, value: Any) -> bool:
-    for position, name in enumerate(path):
-        words = _words(name)
-        if isinstance(value, (str, bytes)):
-            if _is_named(name) or _is_key(name, value):
-                return True
-        elif words & _SECRET_NUMBER:
-            return True
-        # A string in place of a mapping may be an assignment, such as KEY=VALUE.
-        if name in _PLACES and name == path[-1] and isinstance(value, (str, bytes)):
-            return True
-        if position and path[position - 1] == "env_vars" and not _STEERING.fullmatch(name):
-            return True
-    return False
-
-
-@functools.lru_cache(maxsize=1024)
-def _is_named(name: str) -> bool:
-    words = _words(name)
-    if words & _SECRET:
-        return not _VOCABULARY.fullmatch(name)
-    return bool(words & {"connection", "conn"} and words & {"string", "str"}) or _PASS.fullmatch(name) is not None
-
-
-def _is_key(name: str, value: str | bytes) -> bool:
-    words = _words(name)
-    if "key" not in words and "keys" not in words:
-        return False
-    text = value if isinstance(value, str) else value.decode("latin-1")
-    return bool(_KEYS & words) or name.isupper() or (words == {"key"} and bool(_RANDOM.fullmatch(text)))
-
-
-@functools.lru_cache(maxsize=1024)  # The same few names lead to nearly all values.
-def _words(name: str) -> frozenset[str]:
-    words = [word.lower() for word in _WORD.findall(name)]
-    compounds = filter(None, map(_COMPOUND.fullmatch, words))
-    return frozenset((*words, *(part for found in compounds for part in found.groups() if part)))
-
-
-def _walk(value: Any, path: Path, mask: Callable[[Path, Any], str], text: Callable[[Path, str], str]) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _walk(item, where, mask, text) for key, where, item in _entries(value, path)}
-    if isinstance(value, (list, tuple)):
-        walked = [_walk(item, where, mask, text) for where, item in _items(value, path)]
-        return tuple(walked) if isinstance(value, tuple) else walked
-    if isinstance(value, str) and _MASKED.fullmatch(value):
-        return value
-    if _can_be_secret(value) and _is_secret(path, value):
-        return mask(path, value)
-    return text(path, value) if isinstance(value, str) else value
-
-
-def _entries(values: Mapping[Any, Any], path: Path) -> Iterator[tuple[Any, Path, Any]]:
-    """Yield the key, the path and the value of each entry.
-
-    In ``{"name": "token", "value": "abc"}``, the path of ``"abc"`` ends with ``token``.
-    """
-    names = [name for key, name in values.items() if str(key).lower() in {"name", "key"} and isinstance(name, str)]
-    named = next((name for name in names if _is_named(name) or _is_key(name, "")), None)
-    for key, item in values.items():
-        yield key, (*path, named if named and str(key).lower() == "value" else str(key)), item
-
-
-def _items(values: Sequence[Any], path: Path) -> Iterator[tuple[Path, Any]]:
-    """Yield the items of a list with their paths.
-
-    In ``["--token", "abc"]``, the path of ``"abc"`` ends with ``token``.
-    """
-    before = ""
-    for value in values:
-        word = value if isinstance(value, str) else ""
-        named = before.startswith("-") and "=" not in before and not word.startswith("-")
-        yield (*path, before.lstrip("-")) if named else path, value
-        before = word
-
-
-def _can_be_secret(value: Any) -> bool:
-    return isinstance(value, (str, bytes, int, float)) and not isinstance(value, bool) and bool(value)
-
-
-def _digested(path: Path, value: Any) -> str:
-    return f"{MASK} ({_digest(path, value)})"
-
-
-def _identified(path: Path, text: str) -> str:
-    # Secrets that only this process knows are not masked, because an identity must be the same in every process.
-    redacted = _redact_inside(text)
-    return text if redacted == text else f"{redacted} ({_digest(path, text)})"
-
-
-def _digest(path: Path, value: Any) -> str:
-    content = value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass")
-    return hmac.new(".".join(path).encode(), content, hashlib.sha256).hexdigest()[:4]
-
-
-def _redact_inside(text: str) -> str:
-    """Mask the secrets in a text, recognized by name, by form, or in a URI."""
-    parts, done = [], 0
-    for start, end, _ in sorted(_spots(text)):
-        if start >= done:
-            parts += [text[done:start], MASK]
-        done = max(done, end)
-    return "".join([*parts, text[done:]])
-
-
-def _spots(text: str) -> Iterator[tuple[int, int, str]]:
-    """Yield start, end and text of each secret in a text, recognized by name, by form, or in a URI."""
-    for found in _USER.finditer(text):
-        yield *found.span(1), found[1].rpartition(":")[2]
-    for found in _QUERY.finditer(text):
-        start = found.start(1)
-        for pair in found[1].split("&"):
-            name, equals, value = pair.partition("=")
-            if equals and name not in _OPEN_QUERY:
-                yield start + len(name) + 1, start + len(pair), value
-            start += len(pair) + 1
-    for pattern in (_ASSIGNED, *([_OPTION] if "--" in text else []), _QUOTED, _LINE):
-        for found in pattern.finditer(text):
-            if _gives_secret(*found.groups()) and (pattern is not _LINE or _is_told(*found.groups())):
-                yield *found.span(2), found[2].strip("\"'")
-    for found in _FORMED.finditer(text) if any(mark in text for mark in _MARKS) else ():
-        assert found.lastindex is not None
-        yield *found.span(found.lastindex), found[found.lastindex]
-
-
-def _gives_secret(name: str, value: str) -> bool:
-    # RAY_AUTH_MODE=token is not a secret, and messages contain it.
-    plain = value.strip("\"'") or value
-    return not (name.endswith("_MODE") or _SWITCH.fullmatch(plain.rstrip(",)]}"))) and _is_secret(
-        (name,), 1 if value.isdecimal() else plain
-    )
-
-
-def _is_told(name: str, value: str) -> bool:
-    """Whether ``name: value`` in prose contains a secret; for example, ``token: str`` does not."""
-    words = _words(name)
-    return bool(words & _SECRET_NUMBER) or (words != {"key"} and len(value) >= 4 and not _COMMON.fullmatch(value))
-
-
-def _redact_word(word: str, named: Path) -> str:
-    if _is_secret(named, word):
-        return MASK
-    key, equals, value = word.removeprefix("--set=").partition("=")
-    path = tuple(key.lstrip("-").split("."))
-    if equals and value and "://" not in key and _is_secret(path, value):
-        return word[: len(word) - len(value)] + MASK
-    return redact_text(word)
-
-
-# Remembered secrets
+    return _walk(value, path, digested)
 
 
 def secrets_in(value: Any, *path: str) -> frozenset[str]:
@@ -341,30 +121,151 @@ def secrets_in(value: Any, *path: str) -> frozenset[str]:
     """
     found: list[str] = []
 
-    def inside(_: Path, text: str) -> str:
-        found.extend(secret for _, _, secret in _spots(text))
-        return text
+    def collect(_: Path, value: Any, hidden: str) -> str:
+        text = value.decode("latin-1") if isinstance(value, bytes) else str(value)
+        spots = [*_spots(text), *([(0, len(text))] if hidden == MASK else [])]
+        found.extend(text[start:end].strip("\"'") for start, end in spots)
+        return hidden
 
-    def whole(path: Path, secret: Any) -> str:
-        text = secret.decode("latin-1") if isinstance(secret, bytes) else str(secret)
-        found.append(text)
-        return inside(path, text)
-
-    _walk(value, path, whole, inside)
-    return frozenset(line for secret in found for line in (secret, *secret.splitlines()))
+    _walk(value, path, collect)
+    # The password of a URI's user is after a colon.
+    return frozenset(part for one in found for part in (one, one.rpartition(":")[2], *one.splitlines()))
 
 
-def _is_telling(secret: str) -> bool:
-    """Whether a value is rare enough to search for: not a common word, a number or a path that exists."""
-    return not _COMMON.fullmatch(secret) and not os.path.exists(secret)  # noqa: PTH110  # Path raises if it is long.
+def learn(value: Any, *path: str) -> None:
+    """Remember the secrets of a configuration or a URI. From now on, they are masked everywhere in this process."""
+    for secret in secrets_in(value, *path):
+        if not (_COMMON.fullmatch(secret) or os.path.exists(secret)):  # noqa: PTH110  # Path raises if it is long.
+            spellings = {secret, unquote(secret), quote(secret, safe=""), json.dumps(secret)[1:-1], repr(secret)[1:-1]}
+            _known.update(one for one in spellings if len(one.strip()) >= _SHORTEST and MASK not in one)
 
 
-def _variants(secret: str) -> Iterator[str]:
-    """Yield the spellings of a secret: as it is, in a URI, in JSON, and in a repr."""
-    spellings = {secret, unquote(secret), quote(secret, safe=""), json.dumps(secret)[1:-1], repr(secret)[1:-1]}
-    return (spelling for spelling in spellings if len(spelling.strip()) >= _SHORTEST and MASK not in spelling)
+def redact_text(text: str, most: int = 100_000) -> str:
+    """Return a printable text with masked secrets: known values, and values recognized by name, by form, or in a URI.
+
+    Args:
+        text: The text.
+        most: Maximum number of characters. A longer text is cut first, since the search takes time.
+    """
+    raw: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]  # noqa: SLF001  # Reading all names takes longer.
+    if changed := raw != _variables and dict(raw.items() - _variables.items()):
+        learn({os.fsdecode(name): os.fsdecode(value) for name, value in changed.items()})
+        _variables.update(changed)
+    shown, known = printable(text[:most]), sorted(_known, key=len, reverse=True)  # A secret may begin with another one.
+    for secret in known:
+        if secret in shown:
+            beside = "[0-9A-Za-z]" if _HEX.fullmatch(secret) else "(?!)"
+            shown = re.sub(f"(?<!{beside}){re.escape(secret)}(?!{beside})", MASK, shown)
+    shown = _masked(shown)
+    # The cut may leave the first part of a secret, which is not recognized.
+    return shown if len(text) <= most else f"{shown[: max(0, len(shown) - len(''.join(known[:1])))]} (cut)"
 
 
-def _searched(secret: str) -> str:
-    alone = r"(?<![0-9A-Za-z]){}(?![0-9A-Za-z])" if _HEX.fullmatch(secret) else "{}"
-    return alone.format(re.escape(secret))
+def redact_command(words: Sequence[str]) -> list[str]:
+    """Return a command line with masked secrets, such as those in ``KEY=VALUE``, after ``--password``, and in URIs."""
+    shown = []
+    for path, word in _items(words, ()):
+        key, _, value = word.removeprefix("--set=").partition("=")
+        assigned = _is_secret(tuple(key.lstrip("-").split(".")), value)
+        text = redact_text(word[: len(word) - len(value)] + MASK if assigned else word)
+        shown.append(MASK if _is_secret(path, word) else text)
+    return shown
+
+
+# Recognition of secrets
+
+
+@functools.lru_cache(maxsize=1024)  # The same few names lead to nearly all values.
+def _marked(name: str) -> int:
+    """Return which values a name marks as secret: 0 none, 1 random texts, 2 all texts, 3 also numbers."""
+    words = f"_{'_'.join(_WORD.findall(name)).lower()}_"
+    if name.endswith("_MODE"):  # RAY_AUTH_MODE=token is not a secret, and messages contain it.
+        return 0
+    named = _NAME.match(words) or (name.isupper() and re.search("_keys?_", words))
+    return 3 if _NUMBER.search(words) else 2 if named else int(words == "_key_")
+
+
+def _is_secret(path: Path, value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, (str, bytes, int, float)) or not value:
+        return False
+    least = 3
+    if isinstance(value, (str, bytes)):
+        if path[-1:] in {("env_vars",), ("runtime_env",)}:
+            return True  # A string in place of a mapping may be an assignment, such as KEY=VALUE.
+        least = 1 if isinstance(value, bytes) or _RANDOM.fullmatch(value) else 2
+    variables = (name for place, name in pairwise(path) if place == "env_vars")
+    return any(_marked(name) >= least for name in path) or not all(map(_STEERING.fullmatch, variables))
+
+
+def _walk(value: Any, path: Path, replace: Callable[[Path, Any, str], str]) -> Any:
+    """Return plain data in which values with secrets are replaced.
+
+    Args:
+        value: Nested mappings, lists and scalars.
+        path: Keys of the value.
+        replace: Takes the path and the value of a leaf, and its text with masked secrets.
+    """
+    if isinstance(value, Mapping):
+        return {key: _walk(item, where, replace) for key, where, item in _entries(value, path)}
+    if isinstance(value, (list, tuple)):
+        walked = [_walk(item, where, replace) for where, item in _items(value, path)]
+        return tuple(walked) if isinstance(value, tuple) else walked
+    if isinstance(value, str) and _MASKED.fullmatch(value):
+        return value
+    hidden = MASK if _is_secret(path, value) else _masked(value) if isinstance(value, str) else value
+    return value if hidden is value or hidden == value else replace(path, value, hidden)
+
+
+def _entries(values: Mapping[Any, Any], path: Path) -> Iterator[tuple[Any, Path, Any]]:
+    """Yield the key, the path and the value of each entry.
+
+    In ``{"name": "token", "value": "abc"}``, the path of ``"abc"`` ends with ``token``.
+    """
+    names = (name for key, name in values.items() if str(key).lower() in {"name", "key"} and isinstance(name, str))
+    named = next((name for name in names if _marked(name) > 1), None)
+    for key, item in values.items():
+        yield key, (*path, named if named and str(key).lower() == "value" else str(key)), item
+
+
+def _items(values: Sequence[Any], path: Path) -> Iterator[tuple[Path, Any]]:
+    """Yield the items of a list with their paths.
+
+    In ``["--token", "abc"]``, the path of ``"abc"`` ends with ``token``.
+    """
+    for before, value in pairwise(("", *values)):
+        word, option = (one if isinstance(one, str) else "" for one in (value, before))
+        named = option.startswith("-") and "=" not in option and not word.startswith("-")
+        yield (*path, option.lstrip("-")) if named else path, value
+
+
+def _masked(text: str) -> str:
+    """Mask the secrets in a text, recognized by name, by form, or in a URI."""
+    parts, done = [], 0
+    for start, end in sorted(_spots(text)):
+        parts += [text[done:start], MASK] if start >= done else []
+        done = max(done, end)
+    return "".join([*parts, text[done:]])
+
+
+def _spots(text: str) -> Iterator[tuple[int, int]]:
+    """Yield start and end of each secret in a text, recognized by name, by form, or in a URI."""
+    queries = (found for uri in _URI.finditer(text) for found in _PARAMETER.finditer(text, *uri.span()))
+    for found in chain(_USER.finditer(text), queries, *(form.finditer(text) for form in _FORMED)):
+        yield found.span(1)
+    done = 0
+    for found in _NAMED.finditer(text):
+        name, separator = found.group(2, 3)
+        if found.start() >= done and _marked(name) and (value := _VALUE.match(text, found.end())):
+            done, shown = value.end(), value[0] if separator == "=" else value[0].rstrip(",)]}")
+            is_file = separator[0] == ":" and text[: found.start()].endswith(("/", "\\"))
+            if not is_file and _gives_secret(name, separator[0], shown):
+                yield found.end(), found.end() + len(shown)
+
+
+def _gives_secret(name: str, separator: str, value: str) -> bool:
+    plain = value.strip("\"'")
+    if separator == ":" and plain == value and _marked(name) < 3:  # In prose, such as "token: str", it may be any word.
+        word = re.split(r"[,\[({]", value)[0]
+        if _marked(name) == 1 or len(word) < 4 or _COMMON.fullmatch(word):
+            return False
+    return not _SWITCH.fullmatch(plain.rstrip(",)]}")) and _is_secret((name,), 1 if value.isdecimal() else plain)

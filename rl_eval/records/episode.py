@@ -21,8 +21,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, get_type_hints
 import numpy as np
 import numpy.typing as npt
 
-from rl_eval.errors import message_of
-from rl_eval.errors.redaction import redact_text, redacted_traceback
+from rl_eval.errors import message_of, traceback_of
 from rl_eval.records.agents import agent_columns, agents_in
 
 TRACEBACK_CAP: Final = 8_000
@@ -182,9 +181,7 @@ class Fault:
     @staticmethod
     def describe(error: BaseException) -> tuple[str, str, str]:
         """Return the class name, the message and the traceback of an exception, shortened and without secrets."""
-        # Redact before the text is cut, because a cut could leave half a secret, which is not recognized.
-        message = redact_text(message_of(error))[:MESSAGE_CAP]
-        return type(error).__name__, message, redacted_traceback(error)[-TRACEBACK_CAP:]
+        return type(error).__name__, message_of(error)[:MESSAGE_CAP], traceback_of(error)[-TRACEBACK_CAP:]
 
     def __str__(self) -> str:
         return (

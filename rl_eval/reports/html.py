@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from rl_eval.errors.printable import printable
 from rl_eval.errors.redaction import redact_text
 from rl_eval.log.storage import absolute_place
 from rl_eval.records.episode import Outcome
@@ -195,6 +196,7 @@ def _environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=lambda value: printable(value) if type(value) is str else value,
     )
     environment.filters["kind"] = lambda section: type(section).__name__
     return environment
@@ -259,7 +261,7 @@ def episode_data(result: EvalResult) -> dict[str, Any]:
         left -= len(column[2])
         if left < 0:
             break
-        infos.append([name, column])
+        infos.append([printable(name), column])
     return {
         "columns": packed,
         "infos": infos,
@@ -307,8 +309,8 @@ def _fault_data(result: EvalResult) -> dict[str, Any]:
         if fault.traceback not in texts and len(fault.traceback) <= left:
             left -= len(fault.traceback)
             texts[fault.traceback] = len(texts)
-        rows.append([fault.index, fault.attempt, fault.runner, text, texts.get(fault.traceback, -1)])
-    return {"rows": rows, "tracebacks": list(texts)}
+        rows.append([fault.index, fault.attempt, fault.runner, printable(text), texts.get(fault.traceback, -1)])
+    return {"rows": rows, "tracebacks": list(map(printable, texts))}
 
 
 def _compressed(data: bytes) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rl_eval.errors import EvalError, UsageError
+from rl_eval.errors.redaction import redact_text
 from rl_eval.records.parquet import parquet_columns
 from rl_eval.records.plain import damage, plain
 from rl_eval.reports.page import one_line
@@ -166,5 +167,5 @@ def _check_records(path: Path, planned: int) -> None:
 
 
 def _line(text: str) -> str:
-    """Return a text on one line, cut to the maximum length."""
-    return " ".join(one_line(text[: 2 * _LONGEST]).split())[:_LONGEST]
+    """Return a text on one line, without secrets, cut to the maximum length."""
+    return " ".join(one_line(redact_text(text, 2 * _LONGEST)).split())[:_LONGEST]

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from rl_eval.errors.printable import printable
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table as Grid
@@ -105,9 +107,9 @@ class Page:
 def one_line(text: str) -> str:
     """Return a text on one line.
 
-    Unprintable characters become spaces, and undecodable bytes of file names become escapes.
+    Unprintable characters are removed or become spaces, and undecodable bytes of file names become escapes.
     """
-    return text if text.isprintable() else "".join(map(_printed, text))
+    return text if text.isprintable() else "".join(map(_printed, printable(text)))
 
 
 def _printed(char: str) -> str:

@@ -109,11 +109,10 @@ class RunServer(socketserver.ThreadingTCPServer):
         return len(runs)
 
     def _index(self) -> str:
-        count, title = self._list(), f"Runs in {self._folder}"
-        page = render_template(
+        count, title = self._list(), redact_text(f"Runs in {self._folder}")
+        return render_template(
             "index.html.j2", form="'self'", title=title, headings=HEADINGS, runs=self._runs, count=count
         )
-        return redact_text(page)
 
     def _source(self, run: ListedRun) -> Source:
         path = str(self._folder / run.path)

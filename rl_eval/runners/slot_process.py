@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -22,7 +21,8 @@ from typing import Any, Final, NamedTuple, TypeVar, cast, final
 import cloudpickle
 import numpy as np
 
-from rl_eval.errors import EnvError
+from rl_eval.errors import EnvError, summary_of, traceback_of
+from rl_eval.errors.redaction import redact_text
 from rl_eval.records.episode import Lease
 from rl_eval.records.generators import GeneratorSensor
 from rl_eval.runners.environment import attribute_of, construct_env, episode_hook, time_limit
@@ -522,12 +522,13 @@ def _travels(value: Any) -> bool:
 
 def _portable(error: BaseException) -> tuple[BaseException, str]:
     """Return an error that can be raised in the runner's process, and its traceback as a string."""
-    text = traceback.format_exc()
+    text = traceback_of(error)
     if isinstance(error, (Exception, SystemExit)):
         with contextlib.suppress(Exception):
-            if type(pickle.loads(cloudpickle.dumps(error))) is type(error):
+            # Only this process knows the secrets in its variables.
+            if redact_text(str(error)) == str(error) and type(pickle.loads(cloudpickle.dumps(error))) is type(error):
                 return error, text
-    return EnvError(f"{type(error).__name__}: {error}"), text
+    return EnvError(summary_of(error)), text
 
 
 def serve(connection: Connection) -> None:

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, Final, final
 
-from rl_eval.errors.redaction import redacted_traceback
+from rl_eval.errors import traceback_of
 from rl_eval.supervision.flight_recorder import close_installed
 
 _PACKAGES: Final = ("rl_eval.runners.", "rl_eval.backends.")
@@ -104,7 +104,7 @@ def end_fork() -> None:
     error = sys.exc_info()[1]
     if isinstance(error, SystemExit):
         os._exit(error.code if isinstance(error.code, int) else error.code is not None)
-    cause = "" if error is None else f"\n{redacted_traceback(error)}"
+    cause = "" if error is None else f"\n{traceback_of(error)}"
     os.write(2, f"rl_eval: this process ends, since only its parent continues the evaluation{cause}\n".encode())
     os._exit(1)
 

@@ -17,8 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
-from rl_eval.errors import ConfigError, UsageError
-from rl_eval.errors.redaction import redact_text, redacted_traceback
+from rl_eval.errors import ConfigError, UsageError, summary_of, traceback_of
 from rl_eval.execution.handle import EvalHandle
 from rl_eval.execution.jobs import FollowUp
 from rl_eval.execution.loop import forked
@@ -386,8 +385,7 @@ class Delivery:
                 _logger.exception("on_error of the evaluator raised an error while it handled %r", error)
                 self._pass_interruptions(another)
         else:
-            name, trace = type(error).__name__, redacted_traceback(error).rstrip()
-            _logger.error("%s: %s\n%s", name, redact_text(str(error)), trace)
+            _logger.error("%s\n%s", summary_of(error), traceback_of(error).rstrip())
 
     def _pass_interruptions(self, error: BaseException) -> None:
         """Raise an interruption, such as ``SystemExit``, in the caller's thread.

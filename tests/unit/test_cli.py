@@ -543,7 +543,7 @@ def test_errors_keep_their_lines_and_no_terminal_codes(capfd):
 
     with pytest.raises(typer.Exit), reported(debug=False):
         raise ConfigError("a \x1b[1mmessage\x1b[0m\n   of two\x07 lines\n")
-    assert capfd.readouterr().err == "error: a message\n   of two  lines\n"
+    assert capfd.readouterr().err == "error: a message\n   of two lines\n"
 
 
 @pytest.mark.process

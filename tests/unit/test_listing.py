@@ -158,13 +158,14 @@ def test_a_broken_run_is_a_line_with_its_reason(runs, name, change, reason):
 def test_foreign_names_do_not_reach_the_terminal_as_commands(runs):
     """No escape sequence, and no second line."""
     (runs / "some").rename(runs / "some\n\x1b[31mred")
-    identity = {"policy": "\x1b[31mred\nbroken   /etc\r", "environment": {"env": "e" * 10_000}}
+    identity = {"policy": "\x1b[31mred\n\u202ebroken   /etc\r", "environment": {"env": "e" * 10_000}}
     spoil(runs / "result" / "result.json", provenance={"identity": identity, "finished_at": "\x07now"})
     _, *lines = call("list", runs).stdout.splitlines()
     assert len(lines) == 4
     assert all(line.isprintable() for line in lines)
-    [line] = [line for line in lines if "[31mred broken /etc" in line]
+    [line] = [line for line in lines if "  red broken /etc" in line]
     assert len(line) < 1_000
+    assert not any("[31m" in line for line in lines)
 
 
 def test_links_are_not_followed(runs):

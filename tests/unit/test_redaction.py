@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import time
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
-from rl_eval import EvalConfig
+from rl_eval import EvalConfig, evaluate
+from rl_eval.cli.evaluated import policy_source
 from rl_eval.config.settings import EvalSettings
-from rl_eval.errors import ConfigError, EvalError
+from rl_eval.errors import ConfigError, EvalError, message_of, traceback_of
 from rl_eval.errors.redaction import digest_secrets, learn, redact, redact_command, redact_text
 from rl_eval.records.episode import MESSAGE_CAP, TRACEBACK_CAP, Fault
-from tests.planted import leaks, secret
+from tests.planted import leaking_files, leaks, secret
 from tests.refused import refused
 
 
@@ -340,3 +344,165 @@ def test_text_where_a_mapping_should_be_is_not_quoted(values: Any, key: str) -> 
     with refused(ConfigError, key) as caught:
         EvalConfig.from_dict(values)
     assert not leaks(f"{caught.value} {caught.value.value} {config(api_key=secret('repr'))!r}")
+
+
+# ------------------------------------------------------------------------------ values that change, long texts
+
+
+def test_a_variable_that_is_renewed_under_its_name_is_masked_and_so_are_its_former_values(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The number of variables stays the same; simulators renew tokens, and URIs with passwords, while they run."""
+    texts = []
+    for round_ in ("first", "other", "third"):
+        monkeypatch.setenv("SIM_PASSWORD", f"{secret(round_)}-a")
+        monkeypatch.setenv("SIM_URL", f"db://me:{secret(round_)}-b@there")
+        texts += [f"no login with {secret(round_)}-{end}" for end in "ab"]
+        assert not leaks(" ".join(map(redact_text, texts)))
+
+
+class Renews(gym.Env[Any, Any]):
+    """Renews its token in each reset, and quotes it in an error."""
+
+    observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    resets = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        Renews.resets += 1
+        os.environ["SIM_TOKEN"] = secret(f"renewed{Renews.resets}")
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        raise RuntimeError(f"cannot log in with {os.environ['SIM_TOKEN']}")
+
+
+@pytest.mark.parametrize("runner", ["single_agent", pytest.param("subprocess", marks=pytest.mark.process)])
+def test_a_renewed_token_is_in_no_fault_and_no_file(
+    runner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in an environment with its own process, whose variables the runner does not know."""
+    monkeypatch.setenv("SIM_TOKEN", secret("at start"))
+    config = EvalConfig().environment(Renews).policy(lambda observations: np.zeros(len(observations), np.int64))
+    result = evaluate(config.runners(runner=runner).evaluation(num_episodes=2), log_dir=tmp_path / "log")
+    result.save(tmp_path / "result")
+    assert len(result.faults) == 6
+    assert all("cannot log in with ***" in f"{fault.message} {fault.traceback}" for fault in result.faults)
+    assert list(leaking_files(tmp_path)) == []
+
+
+HUGE = 300_000_000
+
+
+def notes(error: Exception) -> Exception:
+    if hasattr(error, "add_note"):
+        error.add_note("N" * HUGE)
+    return error
+
+
+def causes(error: Exception) -> Exception:
+    for _ in range(1_000):
+        cause, error = error, ValueError("C" * 100_000)
+        error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize("grown", [lambda error: ValueError("A" * HUGE), notes, causes])
+def test_a_text_is_cut_before_it_is_searched(grown: Any) -> None:
+    """300 MB took minutes."""
+    began = time.perf_counter()
+    name, message, traceback = Fault.describe(grown(ValueError("short")))
+    assert (name, len(message) <= MESSAGE_CAP, len(traceback) <= TRACEBACK_CAP) == ("ValueError", True, True)
+    error = EvalError("A" * HUGE, value="A" * HUGE, fix="A" * HUGE)
+    assert len(str(error)) + len(str(error.value)) < 1_000_000
+    assert time.perf_counter() - began < 30
+
+
+def test_the_frames_of_a_huge_error_are_kept() -> None:
+    def fail() -> None:
+        raise ValueError("A" * 1_000_000)
+
+    with pytest.raises(ValueError, match="AAA") as caught:
+        fail()
+    assert "in fail" in traceback_of(caught.value)
+    assert traceback_of(caught.value).count("A") < 100_000
+
+
+@pytest.mark.parametrize("length", [99_950, 99_990, 100_000, 9_950, 9_995])
+def test_a_cut_leaves_no_part_of_a_secret(length: int) -> None:
+    learn({"password": f"{secret('whole')} {secret('cut')}" * 3})
+    error = ValueError("x" * length + f"{secret('whole')} {secret('cut')}" * 3 + "y" * 100_000)
+    for text in (message_of(error), traceback_of(error)):
+        assert not leaks(text)
+        assert "***" in text or text.rstrip().endswith("(cut)")
+
+
+PARTS = (
+    "pw=",
+    "pw='",
+    'pw="\\"',
+    "key=",
+    "key: ",
+    '"key":"',
+    "://",
+    "://a:",
+    "://a:b@",
+    "://?a=",
+    "--token ",
+    "Bearer ",
+)
+PARTS += (
+    "authorization: ",
+    "sk-aA1",
+    "-----BEGIN A-----",
+    'token: "',
+    "token=\"'",
+    "a_",
+    "pw=true))",
+    "\x1b[",
+    "\x1b]",
+)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_the_time_of_the_search_grows_with_the_length_only(part: str) -> None:
+    """A quadratic search of this length would take hours."""
+    began = time.perf_counter()
+    redact({"text": part * (2_000_000 // len(part))})
+    redact_text(part * 1_000_000)
+    assert time.perf_counter() - began < 100
+
+
+# ------------------------------------------------------------------------------ files, and characters that control
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "/run/secrets/db-password", "C:\\state\\token", "../api_key"])
+def test_a_file_is_not_the_name_of_a_secret(path: str) -> None:
+    for text in (f"--policy {path}: unknown policy type", f"open {path}: Permission denied", f"'{path}': unreadable"):
+        assert redact_text(text) == text
+
+
+def test_a_policy_that_is_no_policy_file_is_named_with_the_reason() -> None:
+    with refused(ConfigError, "--policy", value="/etc/passwd") as caught:
+        policy_source("/etc/passwd")
+    assert "***" not in str(caught.value)
+
+
+CONTROLS = "\x1b[36mray::A.run()\x1b[39m \x1b]0;title\x07\x9b31mred\x1b(B\x00\x08\u202egnp.exe\u2066\u200f\r\n"
+CONTROLS += "next\u2028last\ttab"
+
+
+def test_a_text_has_no_terminal_codes_and_no_marks_of_direction() -> None:
+    assert redact_text(CONTROLS) == "ray::A.run() redgnp.exe\nnext\nlast\ttab"
+    assert Fault.describe(ValueError(CONTROLS))[1] == redact_text(CONTROLS)
+    assert str(ConfigError(CONTROLS)) == redact_text(CONTROLS)
+
+
+def test_a_secret_is_found_between_terminal_codes() -> None:
+    learn({"password": secret("coloured")})
+    coloured = "\x1b[1m".join(secret("coloured"))
+    assert redact_text(f"with {coloured}") == "with ***"
+
+
+def test_a_file_name_that_is_not_utf8_stays() -> None:
+    assert redact_text("run\udcff") == "run\udcff"

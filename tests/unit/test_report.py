@@ -329,7 +329,23 @@ def test_foreign_text_stays_text() -> None:
     assert EVIL.replace("\u2028", " ") in found.shown
     assert "<img" not in text
     assert "\u2028" not in found.inside["script"][0]
-    assert found.data[0]["infos"][0][0] == EVIL
+    assert found.data[0]["infos"][0][0] == EVIL.replace("\u2028", "\n")
+
+
+def test_a_page_has_no_characters_that_control_a_terminal_or_the_direction() -> None:
+    """In no form: in HTML, in its data, in a notebook and as plain text; also of the files of others."""
+    name = "a\x1b[31mred\x1b[0m\x1b]0;title\x07\x9b2J\u202egnp\u2066\u200f.exe\x00"
+    result = drawn_result(
+        30, failed=(3,), policy=name, env=name, info_keys=[name], traceback=name, reason=name
+    )  # fmt: skip
+    result.provenance["notes"] = [name]
+    shown = result_page(result)
+    data = episode_data(result)
+    texts = [render([Source(name, result)]), shown._repr_html_(), str(shown), inflate(data["faults"]).decode()]
+    controls = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]|\\u202e|\\u001b|\[31m"
+    for text in (*texts, *(info[0] for info in data["infos"])):
+        assert re.findall(controls, text) == []
+    assert all("aredgnp.exe" in text for text in texts)
 
 
 def test_the_policy_of_the_page_allows_its_own_script_and_style_alone() -> None:
@@ -549,16 +565,20 @@ def test_a_deeply_nested_log_is_refused(folder: Path) -> None:
     assert untold(outcome.stderr, "manifest.json") == []
 
 
-@pytest.mark.parametrize("name", ["\ud800x", "x\nmean 1e9", "x\x1b[2J\x9b2J"], ids=["half", "lines", "command"])
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [("\ud800x", " x"), ("x\nmean 1e9", "x mean 1e9"), ("x\x1b[2J\x9b2J\u202e", "x")],
+    ids=["half", "lines", "command"],
+)
 @pytest.mark.parametrize(
     "words",
     [("show", "a"), ("show", "a", "--faults"), ("show", "a", "--episodes", "3"), ("compare", "a", "b")],
     ids=" ".join,
 )
-def test_foreign_names_are_printed_on_one_line(folder: Path, words: tuple[str, ...], name: str) -> None:
+def test_foreign_names_are_printed_on_one_line(folder: Path, words: tuple[str, ...], name: str, plain: str) -> None:
     """Whatever they hold: a second line would be taken for one of ours, and half a character cannot be written."""
     shown = []
-    for given_name in (name, "".join(char if char.isprintable() else " " for char in name)):
+    for given_name in (name, plain):
         data = json.loads((folder / "a" / RESULT_FILE).read_text())
         data["provenance"]["identity"]["policy"], data["provenance"]["notes"] = given_name, [given_name]
         named = {"error_type": given_name, "node": given_name, "message": given_name}

@@ -71,7 +71,6 @@ BROKEN = ("--set", "environment.env=planted_toys:broken")
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     make_folder(tmp_path, monkeypatch)
     monkeypatch.setattr(redaction, "_known", set())
-    monkeypatch.setattr(redaction, "_pattern", None)
     monkeypatch.delitem(sys.modules, "planted_toys", raising=False)
     (tmp_path / "planted_toys.py").write_text(TOYS)
     (tmp_path / "planted.yaml").write_text(yaml.safe_dump(CONFIG))
@@ -81,7 +80,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def said(*args: str, code: int = 0) -> str:
     """Run a command without known secrets; return its output, which contains none."""
     redaction._known.clear()
-    redaction._pattern = None
     outcome = call(*args)
     assert outcome.exit_code == code, outcome.output
     assert not leaks(outcome.stdout + outcome.stderr), args

@@ -9,6 +9,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,6 +80,11 @@ def test_markdown_has_a_cell_for_each_pair_and_each_note_once() -> None:
     assert rows[2] == ["paper", "0.5000", "-"]
     assert ruler.count("|") == 4
     assert "\n".join(rest).count("one run is missing") == 1
+
+
+def test_markdown_has_no_characters_that_control_a_terminal_or_the_direction() -> None:
+    cells = {("a\x1b[31mred\u202e", "IQM"): next(iter(TABLE.cells.values()))}
+    assert "| ared |" in replace(TABLE, cells=cells).markdown()
 
 
 def test_latex_escapes_names_and_has_as_many_cells_as_columns() -> None:

@@ -23,8 +23,7 @@ from urllib.parse import quote
 
 from rl_eval.atomic_write import write_atomically
 from rl_eval.config.settings import with_values
-from rl_eval.errors import ConfigError, WeightsError
-from rl_eval.errors.redaction import redacted_traceback
+from rl_eval.errors import ConfigError, WeightsError, traceback_of
 from rl_eval.records.plain import damage
 from rl_eval.training.service.requests import Request, ServiceOptions, Ticket, Welcome, join_secrets, unreachable
 from rl_eval.weights import WeightsSnapshot, add_missing, weights_of
@@ -342,7 +341,7 @@ class EvalService:
         folder = Path(settings.folder, f"client_{name}", f"step_{request.ticket.step}")
 
         def report(error: Exception) -> None:
-            _logger.error("a video in %s could not be recorded\n%s", folder, redacted_traceback(error))
+            _logger.error("a video in %s could not be recorded\n%s", folder, traceback_of(error))
 
         def save(videos: Sequence[Future[Video]]) -> None:
             list(saved((video.result for video in videos), folder, report))
