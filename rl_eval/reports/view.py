@@ -151,10 +151,9 @@ class _Handler(SimpleHTTPRequestHandler):
         if found is None:
             self.send_error(HTTPStatus.NOT_FOUND, explain="page not found; the list of runs is at /")
             return None
-        kind = "text/html; charset=utf-8" if isinstance(found, str) else "video/mp4"
         content = io.BytesIO(found.encode()) if isinstance(found, str) else found.open("rb")
         self.send_response(HTTPStatus.OK)
-        self.send_header("Content-Type", kind)
+        self.send_header("Content-Type", "text/html; charset=utf-8" if isinstance(found, str) else "video/mp4")
         self.send_header("Content-Length", str(content.seek(0, io.SEEK_END)))
         self.end_headers()
         content.seek(0)

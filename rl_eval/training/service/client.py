@@ -288,7 +288,9 @@ class ServiceClient:
             held.snapshot = replace(weights, version=0) if known else snapshot_weights(weights, 0)
         request = uuid.uuid4().hex
         handle = self._expect(request, step)  # It must exist before the service answers.
-        ticket = self._ask("submit", Ticket, _SILENCE_S, self.client, request, step, version or 0, held.snapshot)
+        # The service writes the weights to its disk: a minute more per GB.
+        limit = _SILENCE_S * (1 + (held.snapshot.buffer.nbytes if held.snapshot else 0) / 1e9)
+        ticket = self._ask("submit", Ticket, limit, self.client, request, step, version or 0, held.snapshot)
         handle.weights_version = ticket.weights_version
         return handle
 
