@@ -32,19 +32,9 @@ _PATIENCE: Final[dict[str, Any]] = {"max_retries": 3, "retry_timeout": datetime.
 """Retries inside one call to the object store. The writer of the log also retries, and sends heartbeats between its own
 retries."""
 
-_UNUSABLE: Final = frozenset(
-    {
-        errno.EACCES,
-        errno.EEXIST,
-        errno.EISDIR,
-        errno.ELOOP,
-        errno.EINVAL,
-        errno.ENAMETOOLONG,
-        errno.ENOENT,
-        errno.ENOTDIR,
-        errno.EPERM,
-        errno.EROFS,
-    }
+_UNUSABLE: Final = (
+    *(errno.EACCES, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.ENAMETOOLONG),
+    *(errno.ENOENT, errno.ENOTDIR, errno.EPERM, errno.EROFS),
 )
 _UNUSABLE_REMOTE: Final = re.compile(r"status code: 40[0134]|incorrectly configured region")
 

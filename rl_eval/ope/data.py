@@ -293,6 +293,10 @@ def _memory_mapped(path: Path) -> Any:
         raise UsageError(problem, key="data", value=str(path), fix="Write the steps of a run with rl-eval export.")
     from tensordict import TensorDict
 
+    # A link could lead to a pickle, which tensordict loads for fields that are not tensors.
+    if bad := [one for one in path.rglob("*") if one.suffix == ".pickle" or one.is_symlink()]:
+        problem = f"{path} contains {bad[0].name}, but pickle files, which can run any code, and links are not read"
+        raise UsageError(problem, key="data", value=str(path), fix="Store only tensors.")
     return TensorDict.load_memmap(path)
 
 

@@ -16,6 +16,7 @@ from rl_eval.config.references import import_attribute
 from rl_eval.config.settings import SECTIONS
 from rl_eval.errors import ConfigError, nearest
 from rl_eval.errors.redaction import redact
+from rl_eval.records.plain import leaves, plain
 from rl_eval.results.stats.interval import Bounds
 from rl_eval.suites.aggregates import METRICS, Metric
 from rl_eval.suites.atari import human_scale
@@ -292,7 +293,7 @@ _PLACEHOLDERS: Final = ("task", "policy", "seed", "step")
 
 def _wrong_placeholders(place: _Place, method: Method) -> Iterator[tuple[_Place, str]]:
     path = method.checkpoints
-    texts = path or "", *_texts(method.section)
+    texts = path or "", *(str(value) for _, value in leaves(plain(method.section)))
     for name in re.findall(r"{(\w*)}", path or ""):
         if name not in _PLACEHOLDERS:
             yield (*place, "checkpoints"), f"unknown placeholder {{{name}}}: {nearest(name, _PLACEHOLDERS)}"
@@ -308,18 +309,6 @@ def _wrong_placeholders(place: _Place, method: Method) -> Iterator[tuple[_Place,
         yield (*place, "steps"), "there is no {step} in checkpoints"
     if "{step}" not in (path or "") and any("{step}" in text for text in texts):
         yield place, "there is {step} in a value, but not in checkpoints"
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Yield all strings in nested containers."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _texts(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _texts(item)
 
 
 def _unknown_keys(place: _Place, values: Mapping[str, Keys], *, flat: bool = False) -> Iterator[tuple[_Place, str]]:

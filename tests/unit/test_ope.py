@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -688,3 +690,28 @@ def test_actions_that_were_changed_before_they_were_stored_are_refused():
     check_unchanged_actions(episodes, space, "none")
     check_unchanged_actions(episodes, gym.spaces.Box(-2, 2, (1,)), "clip")
     check_unchanged_actions(episodes, gym.spaces.Discrete(2), "clip")
+
+
+class _RunsCode:
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.mark,)
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_folder_with_a_pickle_is_refused(tmp_path: Path, linked: bool) -> None:
+    """Of a field that is not a tensor, also behind a link: nothing of it runs."""
+    tensordict = pytest.importorskip("tensordict")
+    folder, mark = tmp_path / "steps", tmp_path / "ran"
+    data = tensordict.TensorDict({"reward": torch.zeros(3)}, [3])
+    data["other"] = tensordict.NonTensorData(_RunsCode(mark), batch_size=[3])
+    data.memmap(folder)
+    if linked:
+        (folder / "other").rename(tmp_path / "elsewhere")
+        (folder / "other").symlink_to(tmp_path / "elsewhere")
+    mark.unlink(missing_ok=True)
+    with refused(UsageError, "data", value=str(folder)):
+        load_episodes(folder)
+    assert not mark.exists()
