@@ -58,7 +58,7 @@ class Connection:
             _check_connection(section)
         self._identity = _identity()
         self._raylet = _raylet_of_this_process()
-        self._watch = ClusterWatch(self._identity[0], on_death)
+        self.watch = ClusterWatch(self._identity[0], on_death)
 
     @property
     def lost(self) -> bool:
@@ -79,15 +79,10 @@ class Connection:
         the store, or at the latest when the cluster notices the loss.
         """
         code = None if self._raylet is None else self._raylet.poll()
-        if code is not None:
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-            return f"the local Ray cluster died: its raylet {how}"
-        return self._watch.loss
-
-    @property
-    def answers(self) -> bool:
-        """Whether the cluster's head answers. A question to Ray blocks while it does not."""
-        return self._watch.answers
+        if code is None:
+            return self.watch.loss
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return f"the local Ray cluster died: its raylet {how}"
 
     def runtime_env(self, section: RunnersSection) -> dict[str, Any]:
         """Return the runtime environment of an actor, without the values inherited from this connection.
@@ -102,13 +97,9 @@ class Connection:
         inherited = {} if self.owned else section.runtime_env
         return {**inherited, "env_vars": variables} if variables else {}
 
-    def end_watch(self) -> None:
-        """Stop asking whether the cluster is alive."""
-        self._watch.end()
-
     def close(self) -> None:
         """Disconnect from the cluster, unless this process was connected before. Further calls have no effect."""
-        self.end_watch()
+        self.watch.end()
         if self.death and os.getppid() == 1:
             return  # Ray would take the parent of this orphan for the dead raylet, and end the process here.
         if self.owned and not self.lost:

@@ -159,8 +159,6 @@ class RayBackend(Backend):
 
     @override
     def shortage(self) -> str:
-        if not self._connection.answers:
-            return "the head of the Ray cluster does not answer"
         selector = self._section.label_selector
         labels = f" on a node labelled {selector}" if selector else ""
         group = " in a bundle of the placement group" if self._section.in_placement_group else ""
@@ -174,7 +172,7 @@ class RayBackend(Backend):
 
     @override
     def capacity(self) -> int | None:
-        if self._section.label_selector or self._section.in_placement_group or not self._connection.answers:
+        if self._section.label_selector or self._section.in_placement_group:
             return None
         there = ray.cluster_resources()
         return min((int(there.get(name, 0.0) / amount) for name, amount in self._wanted().items()), default=None)
@@ -188,7 +186,7 @@ class RayBackend(Backend):
 
     @override
     def leave(self) -> None:
-        self._connection.end_watch()
+        self._connection.watch.end()
         if self._connection.death:
             self._agents.end_on(self._connection.node_id)
 

@@ -486,8 +486,6 @@ class DeterminismCheck(Phase):
         """Whether a runner runs an episode in different neighbourhoods; None before that."""
         self._remedy: Remedy = ""
         self._patience_s = self._ends = math.inf
-        self._last_ready = math.inf
-        """Time at which a runner was ready."""
         self._earlier_loss: BaseException | None = None
         """Reason of the last loss of a runner before the check."""
 
@@ -499,7 +497,7 @@ class DeterminismCheck(Phase):
         block, runners = settings.runners.block_size, settings.runners.num_runners
         self._reruns = Reruns(choice.origins, runners, choice.used, choice.remark, keys, block, choice.steps)
         self._patience_s = max(_LEAST_PATIENCE_S, _PATIENCE * choice.seconds)
-        self._last_ready, self._ends = now, now + self._patience_s
+        self._ends = now + self._patience_s
         self._earlier_loss = self.pool.last_loss
         if choice.origins:
             outcome.activity = "checking determinism"
@@ -570,13 +568,10 @@ class DeterminismCheck(Phase):
 
     def _watch(self, now: float) -> None:
         if not self.pool.ever_ready:  # A run that lacks only its check begins with the start of its runners.
-            self._last_ready, self._ends = now, now + self._patience_s
-        if self.pool.ready():
-            self._last_ready = now
-        elif now - self._last_ready > _LONGEST_WAIT_S:
+            self._ends = now + self._patience_s
+        elif now - self.pool.last_ready > _LONGEST_WAIT_S:
             self._stop(f"no runner was ready for {_LONGEST_WAIT_S:.0f} s", now)
-        why = self.pool.last_loss
-        if isinstance(why, PolicyUnavailable) and why is not self._earlier_loss:
+        if isinstance(why := self.pool.last_loss, PolicyUnavailable) and why is not self._earlier_loss:
             self._stop(f"the policy became unavailable: {why}", now)
         if now > self._ends:
             self._stop("the second run took many times as long as the first run", now)

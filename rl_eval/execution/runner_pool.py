@@ -10,6 +10,7 @@ position resets the count of losses, because other positions may be on other mac
 from __future__ import annotations
 
 import logging
+import math
 import operator
 import threading
 from collections import Counter, deque
@@ -97,7 +98,7 @@ class RunnerPool:
         self._failing: set[int] = set()
         """Positions whose latest start or call raised."""
         self._due: list[tuple[float, int]] = []
-        self._last_ready: float | None = None
+        self.last_ready = math.inf
         """Time at which a runner was ready, or at which the first one was started."""
         self._told_of_waiting = False
 
@@ -105,7 +106,7 @@ class RunnerPool:
 
     def grow(self, count: int, now: float) -> None:
         """Add positions, and start a runner at each of them."""
-        self._last_ready = now if self._last_ready is None else self._last_ready
+        self.last_ready = min(now, self.last_ready)
         for _ in range(count):
             self.positions.add(self._next_index)
             self._spawn(self._next_index, now)
@@ -135,7 +136,7 @@ class RunnerPool:
             now: Present time.
         """
         self._settings, self._backend.payload, self.weights = settings, payload, weights
-        self.ever_ready, self._last_ready, self._told_of_waiting = False, now, False
+        self.ever_ready, self.last_ready, self._told_of_waiting = False, now, False
         for noted in (self._consecutive, self._broken, self._failing, self._due):
             noted.clear()
         for member in list(self.members.values()):
@@ -291,9 +292,9 @@ class RunnerPool:
             RunnerStartError: No runner was ready within ``runner_start_timeout_s``.
         """
         if self.ready() or self.hopeless:
-            self._last_ready, self._told_of_waiting = now, False
-        elif self._last_ready is not None:
-            self._await_ready(now - self._last_ready)
+            self.last_ready, self._told_of_waiting = now, False
+        else:
+            self._await_ready(now - self.last_ready)
         for due in [item for item in self._due if item[0] <= now]:
             self._due.remove(due)
             self.restarts += 1
