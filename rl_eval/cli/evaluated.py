@@ -170,7 +170,7 @@ def policy_source(text: str, given: Collection[str] = ()) -> PolicySource:
     if name.endswith(".py"):
         wanted = dotted(text if attribute else f"{name}:NAME")
         fix = f"Pass a factory as pkg.module:attr, such as {wanted}."
-        raise ConfigError(f"--policy {text}: a Python file is not a policy", key="--policy", value=text, fix=fix)
+        raise ConfigError(f"--policy {text!r}: a Python file is not a policy", key="--policy", value=text, fix=fix)
     if is_there(path):
         kinds = [scheme for scheme in schemes().values() if scheme.recognises(path)]
         if len(kinds) == 1:
@@ -178,7 +178,7 @@ def policy_source(text: str, given: Collection[str] = ()) -> PolicySource:
         files = ", ".join(sorted(file.name for file in path.glob("*.zip"))) if not kinds else ""
         possible = ", ".join(scheme.named(path) for scheme in kinds) or forms()
         fix = "Pass one of the files in the folder." if files else f"Add a prefix, such as {possible}."
-        problem = f"--policy {path}: unknown policy type{files and f'; the folder contains {files}'}"
+        problem = f"--policy {str(path)!r}: unknown policy type{files and f'; the folder contains {files}'}"
         raise ConfigError(problem, key="--policy", value=text, fix=fix)
     if name and attribute and "/" not in name:
         return PolicySource(text, text)
@@ -188,7 +188,7 @@ def policy_source(text: str, given: Collection[str] = ()) -> PolicySource:
         known[str(one).removesuffix(".py")] = dotted(f"{one}:ATTR") if is_module else str(one)
     close = [known[one] for one in difflib.get_close_matches(str(path), known, n=1)]
     fix = f"Did you mean {close[0]!r}?" if close else f"Pass a path, random, {forms()} or pkg.module:attr."
-    raise ConfigError(f"--policy {text}: not a file or folder", key="--policy", value=text, fix=fix)
+    raise ConfigError(f"--policy {text!r}: not a file or folder", key="--policy", value=text, fix=fix)
 
 
 def with_evaluated(command: Callable[..., None]) -> Callable[..., None]:

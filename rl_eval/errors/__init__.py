@@ -38,8 +38,8 @@ from typing import Any, TypeVar, cast
 from rl_eval.errors.redaction import redact_text
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_LONGEST_PART = 10_000
-"""Maximum number of characters of a frame, a message or a line of a note in a traceback."""
+_LONGEST_PART = 4_000
+"""Maximum number of characters of a frame, a message or a line of a note in a traceback, so that a fault has frames."""
 
 
 class EvalError(Exception):

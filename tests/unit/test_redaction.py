@@ -424,11 +424,10 @@ def test_the_frames_of_a_huge_error_are_kept() -> None:
 
     with pytest.raises(ValueError, match="AAA") as caught:
         fail()
-    assert "in fail" in traceback_of(caught.value)
-    assert traceback_of(caught.value).count("A") < 100_000
+    assert "in fail" in Fault.describe(caught.value)[2]
 
 
-@pytest.mark.parametrize("length", [99_950, 99_990, 100_000, 9_950, 9_995])
+@pytest.mark.parametrize("length", [99_950, 99_990, 100_000, 3_950, 3_995])
 def test_a_cut_leaves_no_part_of_a_secret(length: int) -> None:
     learn({"password": f"{secret('whole')} {secret('cut')}" * 3})
     error = ValueError("x" * length + f"{secret('whole')} {secret('cut')}" * 3 + "y" * 100_000)
@@ -482,9 +481,14 @@ def test_a_file_is_not_the_name_of_a_secret(path: str) -> None:
         assert redact_text(text) == text
 
 
-def test_a_policy_that_is_no_policy_file_is_named_with_the_reason() -> None:
-    with refused(ConfigError, "--policy", value="/etc/passwd") as caught:
-        policy_source("/etc/passwd")
+@pytest.mark.parametrize("name", ["/etc/passwd", "passwd", "token"])
+def test_a_policy_that_is_no_policy_file_is_named_with_the_reason(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("token").touch()
+    with refused(ConfigError, "--policy", value=name) as caught:
+        policy_source(name)
     assert "***" not in str(caught.value)
 
 
