@@ -437,10 +437,7 @@ def read_yaml(text: str) -> Any:
 
 
 def _too_large(event: Any) -> yaml.YAMLError:
-    problem = (
-        f"it is too large: the limits are {_MOST_VALUES:,} values, with those of aliases, {_DEEPEST} levels, and "
-        f"{_MOST_DIGITS:,} digits of an integer"
-    )
+    problem = f"more than {_MOST_VALUES:,} values, with those of aliases, {_DEEPEST} levels, or {_MOST_DIGITS:,} digits"
     return yaml.composer.ComposerError(problem=problem, problem_mark=event.start_mark)
 
 
@@ -456,22 +453,18 @@ class _StrictLoader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """Compose a node, and count it. An alias counts as all values of its anchor, because readers copy them."""
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
-        before = self._values
+        before, copies = self._values, 0
         if isinstance(event, yaml.AliasEvent) and event.anchor in self.anchors:
-            self._count(self._sizes.get(event.anchor, _MOST_VALUES), event)  # Without a size, it contains itself.
-        self._count(1, event)
-        self._level += 1
+            copies = self._sizes.get(event.anchor, _MOST_VALUES)  # Without a size, it contains itself.
+        self._values, self._level = self._values + 1 + copies, self._level + 1
+        if self._values > _MOST_VALUES or self._level > _DEEPEST:
+            raise _too_large(event)
         node = super().compose_node(parent, index)
         self._level -= 1
         self._sizes[event.anchor] = self._values - before
         if isinstance(node, yaml.ScalarNode) and node.tag.endswith(":int") and len(node.value) > _MOST_DIGITS:
             raise _too_large(event)
         return node
-
-    def _count(self, values: int, event: Any) -> None:
-        self._values += values
-        if self._values > _MOST_VALUES or self._level > _DEEPEST:
-            raise _too_large(event)
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)

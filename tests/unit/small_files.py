@@ -269,6 +269,12 @@ def _(folder: Path) -> Arguments:
     return run_weights(path)
 
 
+@bomb("torch: pickle of many lists")
+def _(folder: Path) -> Arguments:
+    entries = {"x/data.pkl": (zipfile.ZIP_DEFLATED, MANY_LISTS), "x/version": b"3\n", "x/byteorder": b"little"}
+    return run_weights(archive(folder / "w.pt", **entries))
+
+
 @bomb("torch: sparse weights")
 def _(folder: Path) -> Arguments:
     return run_weights(sparse(folder / "w.pt", b"PK\3\4"))
