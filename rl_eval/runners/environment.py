@@ -509,7 +509,8 @@ def scalar_of(value: Any) -> float | None:
     """
     if isinstance(value, (int, float)):
         return value
-    number = value.item() if isinstance(value, np.floating) or _has_one_element(value) else None
+    quick = isinstance(value, (np.floating, np.int64, np.int32))
+    number = value.item() if quick or _has_one_element(value) else None
     return number if isinstance(number, (int, float)) else None
 
 
