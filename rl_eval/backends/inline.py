@@ -119,10 +119,7 @@ class InlineBackend(Backend):
         """Stop a runner, if there is one. The next runner begins in the caller's working directory."""
         if ended := self._runners.pop(runner, None):
             with self._in_their_folder():
-                try:
-                    ended.stop()
-                finally:
-                    end_fork()
+                ended.stop()
             self._folder = None
 
     @contextmanager

@@ -98,9 +98,9 @@ class RunnerActor:
         import ray
 
         expect_no_ctrl_c()
-        end_after_main_thread()
         try:
             self._process_info = install(*self._recording, ray.get_runtime_context().get_node_id())
+            end_after_main_thread()
         except Exception as error:
             self._trouble = error
             raise

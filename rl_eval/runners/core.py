@@ -29,7 +29,7 @@ from rl_eval.records.generators import GeneratorSensor
 from rl_eval.runners.environment import ValueReader, import_env
 from rl_eval.runners.lane import PendingReport
 from rl_eval.runners.observers import Factory, ObservedSlot, observer_factories
-from rl_eval.supervision.caller import current_folder, survivable, working_in
+from rl_eval.supervision.caller import current_folder, end_fork, survivable, working_in
 from rl_eval.supervision.flight_recorder import CONSTRUCT, flight_recorder
 from rl_eval.weights import WeightsSnapshot, apply_weights, module_of, weights_of
 
@@ -373,6 +373,7 @@ class RunnerCore(abc.ABC):
 
     def _drop_policy(self) -> None:
         """Drop the policy, which may be large. Reference cycles keep the runner until the garbage collector runs."""
+        end_fork()  # A process that ``close`` of an environment has forked.
         self._recorder.idle()
         with suppress(AttributeError):  # A second call finds them deleted.
             del self._policy, self._inference

@@ -523,11 +523,10 @@ def _travels(value: Any) -> bool:
 def _portable(error: BaseException) -> tuple[BaseException, str]:
     """Return an error that can be raised in the runner's process, and its traceback as a string."""
     text = traceback_of(error)
-    if isinstance(error, (Exception, SystemExit)):
-        with contextlib.suppress(Exception):
-            # Only this process knows the secrets in its variables.
-            if redact_text(str(error)) == str(error) and type(pickle.loads(cloudpickle.dumps(error))) is type(error):
-                return error, text
+    with contextlib.suppress(Exception):
+        # Only this process knows the secrets in its variables.
+        if redact_text(str(error)) == str(error) and type(pickle.loads(cloudpickle.dumps(error))) is type(error):
+            return error, text
     return EnvError(summary_of(error)), text
 
 

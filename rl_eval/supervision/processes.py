@@ -87,7 +87,7 @@ def end_runner(process_info: ProcessInfo) -> None:
 
 
 def end_after_main_thread() -> None:
-    """Kill this process, with its process group, a few seconds after its main thread has ended.
+    """Kill this process, with the process group that it leads, a few seconds after its main thread has ended.
 
     Otherwise, a thread of an environment or a handler of ``atexit`` could keep a process that Ray has ended politely.
     """
@@ -95,7 +95,7 @@ def end_after_main_thread() -> None:
     def end() -> None:
         threading.main_thread().join()
         sleep(_EXIT_S)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # If it leads no group, another process leads its group.
             os.killpg(os.getpid(), signal.SIGKILL)
         os._exit(0)
 

@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from rl_eval.scheduling.plan import EpisodePlan
 from tests.unit.vector_world import Walk, follow, walks
 
 EPISODES, GUILTY = 6, 3
-RUNNERS = ("single_agent", "vector", "subprocess")
 
 
 class Own(BaseException):
@@ -80,7 +80,7 @@ def config(
     runner: str, place: str, strike: Callable[[], Any], attempts: int = 2, act: Callable[[], Any] | None = None
 ) -> EvalConfig:
     def policy(observations: Any) -> Any:
-        if act is not None and observations[:, 0].any():
+        if act is not None and (observations[:, 0] == 1.0).any():
             act()
         return np.zeros(len(observations), np.int64)
 
@@ -115,9 +115,10 @@ def _children_are_ended() -> Iterator[None]:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("kind", EXCEPTIONS)
-@pytest.mark.parametrize("runner", RUNNERS)
-@pytest.mark.parametrize("place", ["reset", "step"])
+@pytest.mark.parametrize(
+    ("place", "runner", "kind"),
+    [*product(["reset", "step"], ["single_agent", "vector"], EXCEPTIONS), ("step", "subprocess", "own")],
+)
 def test_an_episode_that_raises_any_exception_fails_alone(place: str, runner: str, kind: str) -> None:
     expected = evaluate(config(runner, "nowhere", int))
     result = evaluate(config(runner, place, raising(EXCEPTIONS[kind])))
@@ -141,7 +142,7 @@ def test_a_policy_that_raises_any_exception_fails_one_episode(runner: str, kind:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("runner", ["vector", "subprocess"])
 def test_close_may_raise_any_exception(runner: str) -> None:
     expected = evaluate(config(runner, "nowhere", int))
     assert evaluate(config(runner, "close", raising(Own))).fingerprint == expected.fingerprint
@@ -182,8 +183,9 @@ def test_an_environment_of_several_agents_may_raise_any_exception() -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("kind", EXCEPTIONS)
-@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize(
+    ("runner", "kind"), [*product(["single_agent", "vector"], EXCEPTIONS), ("subprocess", "cancelled")]
+)
 def test_a_constructor_that_always_raises_ends_the_evaluation_with_an_error_of_ours(runner: str, kind: str) -> None:
     def construct(context: Any) -> Any:
         raise exception(kind)
@@ -249,10 +251,15 @@ CHILDREN: dict[str, tuple[Callable[[], object], int]] = {
 }
 
 
+FORKS = [
+    *product(["step"], ["vector"], CHILDREN),
+    *product(["reset", "close"], ["vector"], ["exits with a code", "returns"]),
+    *product(["step"], ["subprocess"], ["exits", "raises", "returns"]),
+]
+
+
 @pytest.mark.process
-@pytest.mark.parametrize("child", CHILDREN)
-@pytest.mark.parametrize("runner", RUNNERS)
-@pytest.mark.parametrize("place", ["reset", "step", "close"])
+@pytest.mark.parametrize(("place", "runner", "child"), FORKS)
 def test_a_forked_child_never_continues_as_an_evaluator(runner: str, child: str, place: str, tmp_path: Path) -> None:
     """It ends with its own exit code; the evaluation and its files belong to the parent."""
     function, code = CHILDREN[child]
@@ -265,7 +272,7 @@ def test_a_forked_child_never_continues_as_an_evaluator(runner: str, child: str,
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("child", CHILDREN)
+@pytest.mark.parametrize("child", ["exits", "returns"])
 def test_a_child_that_a_policy_forks_does_not_continue_either(child: str, tmp_path: Path) -> None:
     function, code = CHILDREN[child]
     statuses = tmp_path / "statuses"

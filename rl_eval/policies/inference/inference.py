@@ -35,7 +35,7 @@ from rl_eval.policies.inference.spaces import (
 )
 from rl_eval.policies.noise import EpisodeNoise
 from rl_eval.protocols import Policy, Recurrent
-from rl_eval.supervision.caller import survivable
+from rl_eval.supervision.caller import end_fork, survivable
 from rl_eval.weights import module_of
 
 if TYPE_CHECKING:
@@ -278,6 +278,7 @@ class RowInference:
         state = copy_batch(take_rows(self._state, rows))
         noise = None if self._deterministic else EpisodeNoise(self._seeds[rows], self._steps[rows])
         actions, state = self._policy.act(observations, state, live, noise)
+        end_fork()
         if self.keeps_outputs and (computed := getattr(self._policy, "outputs", None)) is not None:
             outputs = _checked_outputs(computed, len(live))
             self._computed.append((rows, copy_batch(outputs)))  # The next pass may write to the same arrays.

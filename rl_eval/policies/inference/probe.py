@@ -25,7 +25,7 @@ from rl_eval.errors import ConfigError, PolicyError, PolicyUnavailable, summary_
 from rl_eval.policies.inference.spaces import ActionReader, ObservationBatch, copy_batch, no_grad, take_rows
 from rl_eval.policies.noise import EpisodeNoise
 from rl_eval.protocols import Policy, Probeable
-from rl_eval.supervision.caller import survivable
+from rl_eval.supervision.caller import end_fork, survivable
 
 BLOCK: Final = 16
 """Rows of the reference block."""
@@ -329,6 +329,7 @@ class Probe:
         live = np.zeros(size, bool)
         live[list(wanted)] = True
         actions, state = self.policy.act(batch, self._state(size), live, noise)
+        end_fork()
         computed = [actions, state]
         if isinstance(self.policy, Probeable):
             # An argmax hides last bits, so the probe compares its input too.
