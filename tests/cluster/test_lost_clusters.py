@@ -36,7 +36,7 @@ def test_the_only_node_or_the_head_of_a_cluster_dies_and_the_log_continues(folde
                 os.kill(pid, signal.SIGKILL)
         _, told = process.communicate(timeout=120)
     assert process.returncode == 4, told
-    lines = [line for line in told.splitlines() if "Ray cluster at" in line]
+    lines = [line for line in told.splitlines() if "Ray cluster" in line]
     assert len(lines) == 2, told
     assert told.splitlines()[-1] == lines[-1]
     assert "--log-dir runs" in lines[-1]
