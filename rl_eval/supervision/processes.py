@@ -15,6 +15,8 @@ RUNNER_MARK: Final = "RL_EVAL_RUNNER"
 """Environment variable that marks the descendants of a runner, to find them after its death."""
 
 
+_LOADS, _LOAD_S = 10, 0.02
+"""Number of searches for marked processes while a process loads its program, and the seconds between them."""
 _EXIT_S: Final = 2.0
 """Seconds from the end of a runner's main thread until its process is killed."""
 
@@ -113,11 +115,19 @@ def erase_recordings(process_info: ProcessInfo) -> None:
 def end_marked(mark: str) -> None:
     """Kill all processes that inherited the mark of a runner."""
     wanted = f"{RUNNER_MARK}={mark}".encode()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                if wanted in entry.joinpath("environ").read_bytes().split(b"\0"):
-                    send_signal(int(entry.name), signal.SIGKILL)
+    for _ in range(_LOADS):
+        loading = False
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):
+                    variables = entry.joinpath("environ").read_bytes()
+                    if wanted in variables.split(b"\0"):
+                        send_signal(int(entry.name), signal.SIGKILL)
+                    # Only while a process loads its program, it has a program and no variables.
+                    loading = loading or (not variables and entry.joinpath("exe").exists())
+        if not loading:
+            return
+        sleep(_LOAD_S)
 
 
 def send_signal(pid: int, number: int) -> bool:

@@ -15,7 +15,7 @@ from waiting import eventually, gone
 
 from rl_eval.supervision.flight_recorder import ALL_LANES, LaneEntry, Moment
 from rl_eval.supervision.node_agent import Deadlines, NodeAgent
-from rl_eval.supervision.processes import ProcessInfo, process_status
+from rl_eval.supervision.processes import RUNNER_MARK, ProcessInfo, end_marked, process_status
 
 LIMIT_S = 60.0
 
@@ -210,6 +210,16 @@ os.kill(os.getpid(), 9)
     assert eventually(lambda: all(map(gone, children)))
     # Until its last zombie is collected, a group is still there.
     assert eventually(lambda: group_gone(dead.process_info.pid))
+
+
+@pytest.mark.process
+def test_a_process_that_still_loads_its_program_is_ended() -> None:
+    """At that moment, the kernel shows no variables of it."""
+    environment = {**os.environ, RUNNER_MARK: "loading"}
+    for _ in range(50):
+        started = [subprocess.Popen(["sleep", "600"], env=environment, start_new_session=True) for _ in range(4)]
+        end_marked("loading")
+        assert all(process.wait(60) == -signal.SIGKILL for process in started)
 
 
 @pytest.mark.process
