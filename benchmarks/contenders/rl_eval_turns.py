@@ -36,7 +36,7 @@ def turns(params: base.Params) -> dict[str, Any]:
 
 def _turn(group: Any, params: base.Params) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=".") as folder:
-        more = {"log_dir": f"{folder}/run"} if params.get("log") else {}
+        more = {"output": f"{folder}/run"} if params.get("log") else {}
         before = _cpu_seconds()
         result, seconds = base.timed(lambda: group.submit(num_episodes=params["episodes"], seed=0, **more).result())
         spent = _cpu_seconds() - before

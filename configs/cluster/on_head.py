@@ -1,7 +1,7 @@
 # ruff: noqa: INP001 - a script, and no part of a package.
 """What ``ray submit`` runs on the head node: rl-eval, in the project that the cluster's ``file_mounts`` put there.
 
-ray submit configs/cluster/loopback.yaml configs/cluster/on_head.py -- run configs/cartpole.yaml --log-dir runs/a
+ray submit configs/cluster/loopback.yaml configs/cluster/on_head.py -- run configs/cartpole.yaml --output runs/a
 """
 
 import os

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from rl_eval.atomic_write import write_text
-from rl_eval.cli.output import Force, LogDir, Output
+from rl_eval.cli.output import Force, Output
 from rl_eval.cli.printing import AsJson, Quiet, print_json, print_line, print_note, print_report
 from rl_eval.cli.run import carry_out, deliver, exit_code_of, name_of, print_result
 from rl_eval.cli.settings import Assignments, ConfigPath, Section, find_modules_here, read_settings
@@ -32,7 +32,6 @@ def crossplay(
     config: ConfigPath,
     section: Section = None,
     output: Output = None,
-    log_dir: LogDir = None,
     force: Force = False,
     num_episodes: Annotated[int | None, option("N", "Number of episodes.", "--num-episodes", "-n")] = None,
     assignments: Assignments = None,
@@ -51,12 +50,10 @@ def crossplay(
             key = "evaluation.matchups" if settings.evaluation.matchups is None else "policy.policies"
             raise ConfigError("cross-play needs several policies and matchups", key=key, fix=fix)
         if output is not None and not force:
-            _check_folder(output)
+            _check_folder(Path(output))
         find_modules_here()
         name, give = name_of(settings, config, section), partial(_deliver, quiet=quiet, as_json=as_json)
-        result, _ = carry_out(
-            settings, give, print_note, ctx.obj, monitor, name=name, output=output, log_dir=log_dir, force=force
-        )
+        result, _ = carry_out(settings, give, print_note, ctx.obj, monitor, name=name, output=output, force=force)
     if code := exit_code_of(result, ctx.obj):
         raise typer.Exit(code)
 

@@ -33,19 +33,16 @@ class Progress(NamedTuple):
     planned: int = 0
 
 
-def run_with_restarts(log_dir: str | None, max_restarts: int, *, fresh: bool) -> int:
+def run_with_restarts(output: str | None, max_restarts: int) -> int:
     """Run the command of this process in child processes, without ``--max-restarts``; return the exit code."""
-    if log_dir is None:
-        raise ConfigError(f"{_OPTION} needs --log-dir", key=_OPTION, value=max_restarts, fix="Pass --log-dir DIR.")
-    if fresh:
-        problem = f"--fresh cannot be used with {_OPTION}: every restart would start over"
-        raise ConfigError(problem, key="--fresh", value=fresh, fix="Omit --fresh.")
+    if output is None:
+        raise ConfigError(f"{_OPTION} needs --output", key=_OPTION, value=max_restarts, fix="Pass --output DIR.")
 
     def progress() -> Progress:
         from rl_eval.log import read_log
 
         try:
-            contents = read_log(log_dir)
+            contents = read_log(output)
         except EvalError:  # The run itself reports the error.
             return Progress()
         return Progress(len(contents.rows), contents.manifest.num_episodes)

@@ -14,16 +14,7 @@ import typer
 
 from rl_eval.cli.evaluated import Evaluated, TrustPolicy, with_evaluated
 from rl_eval.cli.exits import CODES, ExitCode
-from rl_eval.cli.output import (
-    Force,
-    LogDir,
-    Output,
-    claimed_folders,
-    finished_result,
-    fresh_log_dir,
-    save_patiently,
-    unsaved_folder,
-)
+from rl_eval.cli.output import Force, Output, earlier_result, folder_to_save, run_folder, save_patiently
 from rl_eval.cli.printing import AsJson, Quiet, flush_results, print_json, print_line, print_note, print_report
 from rl_eval.cli.restarts import run_with_restarts
 from rl_eval.cli.settings import (
@@ -54,8 +45,8 @@ if TYPE_CHECKING:
 _BESIDE_RETRY: Final = "retry attempts episodes accept_code_change trust logger require quiet as_json verbose no_color"
 """Parameters that ``--retry`` allows."""
 _Tracker = Literal["wandb", "mlflow", "tensorboard"]
-_LOG, _RETRY = {"log_dir": "--log-dir"}, {"retry": "--retry"}
-_NEEDED: Final = {"attempts": _RETRY, "accept_code_change": _LOG | _RETRY, "fresh": _LOG}
+_OUTPUT, _RETRY = {"output": "--output"}, {"retry": "--retry"}
+_NEEDED: Final = {"attempts": _RETRY, "accept_code_change": _OUTPUT | _RETRY, "force": _OUTPUT}
 """Parameters that need another parameter. Each has a mapping of alternatives: one of these parameters is enough."""
 _NAMED: Final = 10
 """Maximum number of failed episodes in a message."""
@@ -71,16 +62,14 @@ def run(
     episodes: Annotated[
         str | None, episodes_option("Range of the plan to run. With --retry: failed episodes to run again.")
     ] = None,
-    log_dir: LogDir = None,
+    output: Output = None,
+    force: Force = False,
     retry: Annotated[str | None, option("DIR", "Run the failed episodes of DIR again.", parser=absolute_place)] = None,
     attempts: Annotated[
         int | None, option("N", "Additional attempts per episode for --retry. [default: from the config]", min=1)
     ] = None,
     accept_code_change: Annotated[
         bool, option(None, "Continue a log even if the code of the environment or policy has changed.")
-    ] = False,
-    fresh: Annotated[
-        bool, option(None, "Start a new run in DIR-2, DIR-3, ... if the folder of --log-dir already contains a run.")
     ] = False,
     max_restarts: Annotated[
         int,
@@ -91,8 +80,6 @@ def run(
             min=0,
         ),
     ] = 0,
-    output: Output = None,
-    force: Force = False,
     assignments: Assignments = None,
     logger: Annotated[
         _Tracker | None,
@@ -109,7 +96,7 @@ def run(
     say = (lambda _: None) if quiet else print_note
     _check_options(ctx)
     if max_restarts:
-        raise typer.Exit(run_with_restarts(log_dir, max_restarts, fresh=fresh))
+        raise typer.Exit(run_with_restarts(output, max_restarts))
     if config is None and retry is None:
         evaluated.check("run", assignments)
     requirements = _requirements(require or ())
@@ -119,7 +106,7 @@ def run(
 
     with closing(Monitor(quiet=quiet or as_json)) as monitor:
         if retry is not None and earlier is not None:
-            log_dir, settings = retry, _put_aside(retry, earlier, episodes, attempts, accept_code_change)
+            output, settings = retry, _put_aside(retry, earlier, episodes, attempts, accept_code_change)
         else:
             settings = read_settings(config, section, assignments, keys)
             if episodes is not None:
@@ -128,7 +115,7 @@ def run(
         name = name_of(settings, config, section)
         if logger is not None:
             _logger(logger, name)  # Raises if its package is missing.
-        result, log_dir = carry_out(
+        result, output = carry_out(
             settings,
             partial(deliver, quiet=quiet, as_json=as_json),
             say,
@@ -136,17 +123,13 @@ def run(
             monitor,
             name=name,
             output=output,
-            log_dir=log_dir,
             force=force,
-            fresh=fresh,
             accept_code_change=accept_code_change,
         )
     if logger is not None:
-        _log_to(logger, name, result, str(output or log_dir))
-    if result.num_failed and log_dir is None:
-        say("no log was kept, so --retry is not possible; pass --log-dir DIR to keep a log")
-    elif result.num_failed:
-        say(f"retry the failed episodes with: rl-eval run --retry {shown(str(log_dir))}")
+        _log_to(logger, name, result, output)
+    if result.num_failed:
+        say(f"retry the failed episodes with: rl-eval run --retry {shown(output)}")
     code = exit_code_of(result, ctx.obj)
     for requirement in requirements if code else ():
         print_note(f"{requirement}: not checked, because the result is {result.status}")
@@ -227,7 +210,7 @@ def _put_aside(
         problem = f"--episodes {episodes}: {f'episode {index} did not fail' if failed else 'no episode has failed'}"
         raise UsageError(problem, key="--episodes", value=episodes, episode=index, fix=fix)
     if read_manifest(open_storage(path)) is None:
-        problem, fix = f"{shown(path)} has no evaluation log", "Evaluate again with --log-dir DIR."
+        problem, fix = f"{shown(path)} has no evaluation log", "Evaluate again with another --output."
         raise UsageError(f"{problem}, which --retry needs", key="--retry", value=shown(path), fix=fix)
     config = recorded_config(result.provenance["config"])
     tolerance = config["fault_tolerance"]
@@ -293,28 +276,26 @@ def carry_out(
     monitor: Monitor,
     *,
     name: str,
-    output: Path | None,
-    log_dir: str | None,
+    output: str | None,
     force: bool,
-    fresh: bool = False,
     accept_code_change: bool = False,
-) -> tuple[EvalResult, str | None]:
-    """Run an evaluation, unless its log is complete; deliver the result, and return it with the log folder.
+) -> tuple[EvalResult, str]:
+    """Run an evaluation, unless it is complete; deliver the result, and return it with the folder or URI of the run.
 
     The result is delivered before the runners stop, because a stop may take a while. Runners in this process use the
     main thread, because some environments need it.
     """
     from rl_eval.cli.progress import headline
 
-    if log_dir is not None and fresh:
-        log_dir = fresh_log_dir(log_dir, say)
-    elif log_dir is not None and (found := finished_result(log_dir, settings, say)) is not None:
-        monitor.close()
-        deliver(found, unsaved_folder(found.fingerprint, output, log_dir, say, force=force))
-        return found, log_dir
+    if output is not None:
+        found = earlier_result(output, settings, say, force=force, accept_code_change=accept_code_change)
+        if found is not None:
+            monitor.close()
+            deliver(found, folder_to_save(output, found.fingerprint, say))
+            return found, output
     runners = settings.runners
     address, uses_ray = runners.address or os.environ.get("RAY_ADDRESS"), runners.num_runners > 0
-    with claimed_folders(output, log_dir, name, force=force) as (log_dir, folder):
+    with run_folder(output, name) as place:
         monitor.announce(headline(settings))
         monitor.say("loading")
         from rl_eval.execution.group import EvalRunnerGroup
@@ -325,33 +306,31 @@ def carry_out(
                 handle.cancel()
 
             monitor.follow(handle.progress, runners.num_runners)
-            interruption.defer(None if log_dir is None else handle.flush, cancel=cancel)
+            interruption.defer(handle.flush, cancel=cancel)
 
         ray = f"connecting to Ray at {address}" if address else "starting Ray"
         monitor.say(ray if uses_ray else "building environment and policy", at_once=uses_ray)
         with EvalRunnerGroup(settings, threaded=uses_ray) as group:
-            handle = group.submit(log_dir=log_dir, accept_code_change=accept_code_change, on_submitted=begin)
+            handle = group.submit(output=place, accept_code_change=accept_code_change, on_submitted=begin)
             try:
                 result = handle.result()
             except ClusterDied as error:
                 # Ray's client may end this process at any time, at the latest when the group stops.
                 monitor.close()
-                os.write(2, f"error: {error}; {_continuation(log_dir)}\n".encode())
+                os.write(2, f"error: {error}; {_continuation(place)}\n".encode())
                 os._exit(ExitCode.CLUSTER)
             with monitor.room("stopped" if result.stopped_early else "done"):
-                deliver(result, folder)
+                deliver(result, folder_to_save(place, "", say))
             monitor.say("stopping the runners" if uses_ray else "closing the environments", at_once=uses_ray)
             if interruption.number is not None and result.stopped_early:
-                print_note(_continuation(log_dir))
+                print_note(_continuation(place))
             interruption.conclude(exit_code_of(result, interruption))
-    return result, log_dir
+    return result, place
 
 
-def _continuation(log_dir: str | None) -> str:
+def _continuation(place: str) -> str:
     """Return instructions to continue a run that ended early."""
-    if log_dir is None:
-        return "this run has no log and cannot be continued; pass --log-dir DIR to keep a log"
-    return f"finished episodes are in the log; continue with the same command and --log-dir {shown(log_dir)}"
+    return f"finished episodes are in the log; continue with the same command and --output {shown(place)}"
 
 
 def deliver(

@@ -75,5 +75,5 @@ def _page(status: dict[str, Any]) -> Page:
         Line("queue", str(status["num_waiting"]), f"waiting, {status['num_finished']:,} finished"),
     ]
     clients = [Line("client", name, "") for name in status["clients"]]
-    notes = [f"process {status['pid']} on {status['node']}, folder {status['log_dir']}"]
+    notes = [f"process {status['pid']} on {status['node']}, folder {status['output']}"]
     return Page(title, subtitle, status["state"], [lines, clients], notes)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -82,9 +82,25 @@ def _with_shared(params: list[Any]) -> list[Any]:
     return params + typer.main.get_command(_shared).params
 
 
+_REMOVED: Final = {
+    "--log-dir": "Use --output (-o): the folder of a run always has a log.",
+    "--fresh": "Pass another --output (-o), or omit it for a new folder.",
+    "--no-fresh": "Omit it: the same command continues a run.",
+}
+"""Advice for options of earlier versions."""
+
+
 class _Command(TyperCommand):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{**kwargs, "params": _with_shared(kwargs.pop("params"))})
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the options; reject those of earlier versions with advice."""
+        known = {name for param in self.params for name in param.opts}
+        for name in (word.partition("=")[0] for word in args):
+            if name in _REMOVED and name not in known:
+                raise typer.BadParameter(f"{name} does not exist any more. {_REMOVED[name]}", ctx=ctx)
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command with stdout reserved for its result; turn errors and signals into messages and exit codes."""

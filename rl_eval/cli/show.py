@@ -36,7 +36,7 @@ def list_(folder: FolderOfRuns = Path("runs"), as_json: AsJson = False) -> None:
         print_json([run.to_dict() for run in runs])
         return
     if not runs:
-        print_note(f"no runs in {folder}; rl-eval run writes to runs/ unless --log-dir or --output is set")
+        print_note(f"no runs in {folder}; rl-eval run writes to runs/ unless --output is set")
         return
     rows = [HEADINGS, *(run.cells for run in runs)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -89,7 +89,7 @@ def show(
     ]:
         print_line()
         state = "saved result" if run is None else "ended" if run["released"] else "running, or killed"
-        print_report(Page(redact_text(path) if run is None else run["log_dir"], "", state, [section]))
+        print_report(Page(redact_text(path) if run is None else run["output"], "", state, [section]))
     if faults:
         _print_faults(result.faults)
 
@@ -103,7 +103,7 @@ def _run(path: str) -> dict[str, Any] | None:
     with suppress(NotADirectoryError):  # The path is a result.json.
         if claims := read_claims(storage):
             return {
-                "log_dir": storage.label,
+                "output": storage.label,
                 "sessions": len(claims),
                 "last": str(claims[-1]),
                 "released": claims[-1].released,

@@ -33,7 +33,7 @@ import functools
 import inspect
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from rl_eval.errors.redaction import redact_text
 
@@ -113,7 +113,7 @@ class LogMismatch(UsageError):
     """
 
     def __init__(self, differences: str, fix: str = "") -> None:
-        super().__init__(f"{differences}\n" if fix else differences, key="log_dir", fix=fix)
+        super().__init__(f"{differences}\n" if fix else differences, key="output", fix=fix)
         self.differences = differences
 
 
@@ -210,6 +210,10 @@ def listed(names: Sequence[Any], most: int) -> str:
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
+_RENAMED: Final = {"log_dir": "output"}
+"""Present names of former keywords."""
+
+
 def checked_keywords(function: _Function) -> _Function:
     """Make a function reject an unknown keyword with a :class:`ConfigError` that names the nearest known keyword."""
     parameters = inspect.signature(function).parameters.values()
@@ -219,7 +223,8 @@ def checked_keywords(function: _Function) -> _Function:
     def checked(*args: Any, **keywords: Any) -> Any:
         if unknown := keywords.keys() - known:
             key = min(unknown)
-            raise ConfigError(f"{function.__qualname__}() has no argument {key!r}: {nearest(key, known)}", key=key)
+            advice = nearest(_RENAMED.get(key, key), known)
+            raise ConfigError(f"{function.__qualname__}() has no argument {key!r}: {advice}", key=key)
         return function(*args, **keywords)
 
     return cast(_Function, checked)

@@ -184,7 +184,7 @@ class EvalRunnerGroup:
         self,
         num_episodes: int | None = None,
         seed: int | None = None,
-        log_dir: str | os.PathLike[str] | None = None,
+        output: str | os.PathLike[str] | None = None,
         first_index: int | None = None,
         *,
         weights: Any = None,
@@ -201,7 +201,7 @@ class EvalRunnerGroup:
         Args:
             num_episodes: Number of episodes; by default as configured.
             seed: Root seed of the plan; by default as configured.
-            log_dir: Folder, or URI of an object store, of an evaluation log. An existing log is continued: only missing
+            output: Folder, or URI of an object store, of an evaluation log. An existing log is continued: only missing
                 episodes run. The handle fails with ``LogMismatch`` if the log belongs to another plan, policy,
                 environment or code. A relative path starts at the working directory. If environments run in a thread of
                 this process, it starts at the directory that was the working directory when the group was created.
@@ -228,7 +228,7 @@ class EvalRunnerGroup:
         with self._post_lock, contextlib.ExitStack() as opened:
             settings = with_values(self.settings, evaluation=changes)
             plan = settings.plan()
-            log = _open_log(None if log_dir is None else self._located(log_dir), accept_code_change)
+            log = _open_log(None if output is None else self._located(output), accept_code_change)
             if log is not None:
                 opened.callback(log.close)
             sync = None if weights is None else self._weights_job(weights, version)
@@ -252,13 +252,13 @@ class EvalRunnerGroup:
         self,
         num_episodes: int | None = None,
         seed: int | None = None,
-        log_dir: str | os.PathLike[str] | None = None,
+        output: str | os.PathLike[str] | None = None,
         first_index: int | None = None,
         *,
         accept_code_change: bool = False,
     ) -> EvalResult:
         """Run an evaluation and return its result: ``submit(...).result()``."""
-        return self.submit(num_episodes, seed, log_dir, first_index, accept_code_change=accept_code_change).result()
+        return self.submit(num_episodes, seed, output, first_index, accept_code_change=accept_code_change).result()
 
     # ------------------------------------------------------------------ sampling
 
@@ -556,7 +556,7 @@ class EvalRunnerGroup:
 def evaluate(
     config: EvalConfig | EvalSettings | str | Callable[..., Any],
     policy: Any = None,
-    log_dir: str | os.PathLike[str] | None = None,
+    output: str | os.PathLike[str] | None = None,
     *,
     num_episodes: int | None = None,
     seed: int | None = None,
@@ -575,7 +575,7 @@ def evaluate(
         config: An environment (a gymnasium id, ``"module:attr"``, or a function or class that builds one), or the
             complete configuration of the evaluation.
         policy: Policy object, used instead of the configured policy and its weights.
-        log_dir: Folder or URI of an evaluation log, to start or to continue; see :meth:`EvalRunnerGroup.submit`.
+        output: Folder or URI of an evaluation log, to start or to continue; see :meth:`EvalRunnerGroup.submit`.
         num_episodes: Number of episodes; 100 unless configured.
         seed: Root seed of all episodes; 0 unless configured.
         max_episode_steps: Step limit of an episode, in addition to the environment's own limit; none unless configured.
@@ -601,7 +601,7 @@ def evaluate(
     }
     settings = settings_of(config, **{name: _without_none(values) for name, values in given.items()})
     with EvalRunnerGroup(settings, policy, threaded=settings.runners.num_runners > 0) as group:
-        result = group.evaluate(log_dir=log_dir, accept_code_change=accept_code_change)
+        result = group.evaluate(output=output, accept_code_change=accept_code_change)
     if result.status != "complete":
         _logger.warning("the evaluation is %s: %s", result.status, result.reason)
     return result
@@ -664,15 +664,15 @@ def _tell_result(callbacks: GroupCallbacks, handle: EvalHandle) -> None:
         callbacks.on_sample_end(handle.result())
 
 
-def _open_log(log_dir: str | os.PathLike[str] | None, accept_code_change: bool) -> EvaluationLog | None:
-    if log_dir is None:
+def _open_log(output: str | os.PathLike[str] | None, accept_code_change: bool) -> EvaluationLog | None:
+    if output is None:
         if accept_code_change:
-            problem, fix = "accept_code_change=True needs a log to continue", "Pass log_dir, or remove the argument."
+            problem, fix = "accept_code_change=True needs a log to continue", "Pass output, or remove the argument."
             raise ConfigError(problem, key="accept_code_change", value=True, fix=fix)
         return None
     from rl_eval.log import EvaluationLog
 
-    return EvaluationLog.open(log_dir, accept_code_change=accept_code_change)
+    return EvaluationLog.open(output, accept_code_change=accept_code_change)
 
 
 def _make_backend(settings: EvalSettings, policy: Any, *, threaded: bool) -> Backend:

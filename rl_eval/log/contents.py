@@ -94,7 +94,7 @@ class Scan:
     set_aside: list[str] = field(default_factory=list)
 
 
-def read_log(log_dir: str | os.PathLike[str]) -> LogContents:
+def read_log(folder: str | os.PathLike[str]) -> LogContents:
     """Read an evaluation log, even while a driver writes it.
 
     Raises:
@@ -102,7 +102,7 @@ def read_log(log_dir: str | os.PathLike[str]) -> LogContents:
             next step.
         ConfigError: The folder or URI cannot be opened.
     """
-    storage = open_storage(log_dir)
+    storage = open_storage(folder)
     try:
         manifest = read_manifest(storage)
         amendments, retries = read_changes(storage)
@@ -155,9 +155,9 @@ def check_ours(storage: Storage) -> None:
     with suppress(FileNotFoundError):
         data = storage.read(MANIFEST_FILE)
         if not is_manifest(data) and not storage.names(_SEGMENTS):
-            problem = f"log_dir {storage.label} contains the {MANIFEST_FILE} of another program"
+            problem = f"output {storage.label} contains the {MANIFEST_FILE} of another program"
             fix = "Pass another folder, or remove this file."
-            raise ConfigError(problem, key="log_dir", value=storage.label, fix=fix)
+            raise ConfigError(problem, key="output", value=storage.label, fix=fix)
 
 
 def scan(storage: Storage) -> Scan:
@@ -301,7 +301,7 @@ def _missing(names: Sequence[str], claims: Sequence[Claim]) -> list[str]:
 
 def _damaged(storage: Storage, name: str, reason: str) -> LogError:
     label = storage.label
-    fix = f"Continue the run with --log-dir {label}: this sets the segment aside, and runs its episodes again."
+    fix = f"Continue the run with --output {label}: this sets the segment aside, and runs its episodes again."
     return LogError(f"{label}/{_SEGMENTS}/{name} is damaged: {reason}", key=name, value=label, fix=fix)
 
 

@@ -100,7 +100,7 @@ class Ownership:
                 f"the claim {self._name} of this driver is missing from {self._storage.label}: the folder or its files "
                 "were removed while the evaluation ran. Nothing more is written"
             )
-            raise LogError(problem, key="log_dir", value=self._storage.label, fix="Start the run again.")
+            raise LogError(problem, key="output", value=self._storage.label, fix="Start the run again.")
         raise self._fenced(_read(self._storage, newest))
 
     def beat(self, segments: int) -> None:
@@ -129,7 +129,7 @@ class Ownership:
         return LogFenced(
             f"{self._storage.label} was taken over by {owner or 'another driver'}, because this driver (process "
             f"{self._claim.pid} on {self._claim.host}) was silent. This process writes no more records",
-            key="log_dir",
+            key="output",
             value=self._storage.label,
         )
 
@@ -151,8 +151,8 @@ def take_ownership(storage: Storage) -> Ownership:
         if storage.create(name, _to_bytes(claim)):
             return Ownership(storage, name, claim)
         owner = "one new driver after another"
-    fix = "Wait until that process ends, stop it, or pass another --log-dir."
-    raise LogOwned(f"{storage.label} is being written by {owner}", key="log_dir", value=storage.label, fix=fix)
+    fix = "Wait until that process ends, stop it, or pass another --output."
+    raise LogOwned(f"{storage.label} is being written by {owner}", key="output", value=storage.label, fix=fix)
 
 
 def writer_of(storage: Storage, *, watch: bool = False) -> str | None:

@@ -77,15 +77,15 @@ class Storage(Protocol):
         ...
 
 
-def open_storage(log_dir: str | os.PathLike[str]) -> Storage:
+def open_storage(folder: str | os.PathLike[str]) -> Storage:
     """Open a local path or a URI. This creates no file or folder.
 
     Raises:
         ConfigError: The path is empty, the URI cannot be opened, or the package for object stores is not installed.
     """
-    text = os.fspath(log_dir)
+    text = os.fspath(folder)
     if not text:
-        raise ConfigError("log_dir is empty", key="log_dir", fix="Pass a folder, or a URI such as s3://bucket/folder.")
+        raise ConfigError("output is empty", key="output", fix="Pass a folder, or a URI such as s3://bucket/folder.")
     if not is_uri(text):
         return LocalStorage(Path(text))
     learn(text)
@@ -134,7 +134,7 @@ def shown_place(place: str | os.PathLike[str]) -> str:
 
 
 def _open_store(parts: SplitResult, label: str) -> Any:
-    with needs_extra("object-store", f"log_dir {label} needs the package obstore", "log_dir", label):
+    with needs_extra("object-store", f"output {label} needs the package obstore", "output", label):
         from obstore.exceptions import BaseError
         from obstore.store import from_url
     options: dict[str, Any] = dict(parse_qsl(parts.query))
@@ -166,12 +166,12 @@ def _s3_options(query: dict[str, Any], user: str) -> dict[str, Any]:
 
 def _unopened(label: str, reason: str) -> ConfigError:
     fix = "Pass a local folder, or a URI with file://, s3://, gs:// or abfs://."
-    return ConfigError(f"log_dir {label} cannot be opened: {reason}", key="log_dir", value=label, fix=fix)
+    return ConfigError(f"output {label} cannot be opened: {reason}", key="output", value=label, fix=fix)
 
 
 def log_error(storage: Storage, problem: str, fix: str = "") -> LogError:
     """Return an error about a log that cannot be read or written. The text of the error begins with the folder."""
-    return LogError(f"{storage.label} {problem}", key="log_dir", value=storage.label, fix=fix)
+    return LogError(f"{storage.label} {problem}", key="output", value=storage.label, fix=fix)
 
 
 def _reason(error: BaseException) -> str:

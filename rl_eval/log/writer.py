@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ from rl_eval.log import ownership
 from rl_eval.log.contents import LogContents, Scan, check_ours, fold, read_manifest, scan, set_aside
 from rl_eval.log.manifest import (
     MANIFEST_FILE,
+    Amendment,
     Manifest,
     amend,
     ask_again,
@@ -55,9 +56,34 @@ CLOSE_SECONDS: Final = 10.0
 """Longest wait of :meth:`EvaluationLog.close` for a running write."""
 
 _ACCEPT_CODE: Final = (
-    "Restore the former code, or evaluate again in another --log-dir. If the change cannot affect the outcomes in the "
+    "Restore the former code, or evaluate again with another --output. If the change cannot affect the outcomes in the "
     "log, continue with --accept-code-change (in Python: accept_code_change=True). The log then keeps both versions."
 )
+
+
+FOLDERS: Final = ("owners", "segments", "damaged", "amendments", "retries")
+"""Folders of a log."""
+
+
+def other_run(
+    label: str, theirs: Manifest, ours: Manifest, amendments: Sequence[Amendment], *, accept: bool
+) -> LogMismatch | None:
+    """Return an error if a run may not continue a log; None if it may.
+
+    Args:
+        label: Folder of the log.
+        theirs: Manifest in the log.
+        ours: Manifest of the run.
+        amendments: Accepted code changes of the log.
+        accept: Whether to accept a change of the code.
+    """
+    if found := theirs.differences(ours):
+        text, fix = "has another evaluation (there -> now):", "Pass another --output, or --force to replace that run."
+    elif not accept and (found := code_differences(newest_code(theirs, amendments), ours.code)):
+        text, fix = "was started with other code (there -> now):", _ACCEPT_CODE
+    else:
+        return None
+    return LogMismatch("\n  ".join([f"{label} {text}", *found]), fix)
 
 
 def retry_pause(failures: int) -> float | None:
@@ -108,11 +134,11 @@ class EvaluationLog:
     # ------------------------------------------------------------------ open and continue
 
     @classmethod
-    def open(cls, log_dir: str | os.PathLike[str], *, accept_code_change: bool = False) -> EvaluationLog:
+    def open(cls, place: str | os.PathLike[str], *, accept_code_change: bool = False) -> EvaluationLog:
         """Claim a run folder, which may be empty or absent.
 
         Args:
-            log_dir: Folder or URI.
+            place: Folder or URI of the run.
             accept_code_change: Whether to continue a log that was written with other code. An amendment then records
                 the change.
 
@@ -121,16 +147,16 @@ class EvaluationLog:
             LogOwned: Another driver is writing the log.
             LogError: The log cannot be written now.
         """
-        storage = open_storage(log_dir)
+        storage = open_storage(place)
         try:
             check_ours(storage)
             owner = take_ownership(storage)
-            for folder in ("", "owners", "segments", "damaged", "amendments", "retries"):
+            for folder in ("", *FOLDERS):
                 storage.sweep(folder)
         except OSError as error:
             if is_unusable(error):
-                problem, fix = f"log_dir {storage.label} cannot be used: {error}", "Pass a writable folder or URI."
-                raise ConfigError(problem, key="log_dir", value=storage.label, fix=fix) from error
+                problem, fix = f"output {storage.label} cannot be used: {error}", "Pass a writable folder or URI."
+                raise ConfigError(problem, key="output", value=storage.label, fix=fix) from error
             raise log_error(storage, f"cannot be written: {error}") from error
         return cls(storage, owner, accept_code_change=accept_code_change)
 
@@ -156,22 +182,13 @@ class EvaluationLog:
         if theirs is None:
             self._storage.write(MANIFEST_FILE, ours.to_json().encode())
             return fold(ours, Scan(), self._storage.label)
-        if differences := theirs.differences(ours):
-            raise LogMismatch(
-                "\n  ".join([f"{self._storage.label} has another evaluation (in the log -> now):", *differences]),
-                "Pass another --log-dir, or start a new run in a new folder with --fresh.",
-            )
         amendments, retries = read_changes(self._storage)
-        changes = code_differences(newest_code(theirs, amendments), ours.code)
-        if changes and not self._accept_code_change:
-            raise LogMismatch(
-                "\n  ".join([f"{self._storage.label} was started with other code (in the log -> now):", *changes]),
-                _ACCEPT_CODE,
-            )
+        if other := other_run(self._storage.label, theirs, ours, amendments, accept=self._accept_code_change):
+            raise other
         found = scan(self._storage)
         found.set_aside[:] = set_aside(self._storage, found)
         contents = fold(theirs, found, self._storage.label, amendments, retries)
-        if not changes:
+        if not code_differences(newest_code(theirs, amendments), ours.code):
             return contents
         amendments.append(amend(self._storage, theirs, amendments, ours, len(contents.rows)))
         return fold(theirs, found, self._storage.label, amendments, retries)

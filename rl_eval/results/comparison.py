@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 MUST_AGREE: Final = ("environment", "max_episode_steps")
 """Parts of ``provenance["identity"]`` that must be equal, so that equal seeds start equal episodes."""
 
-_RETRY: Final = "to repeat the failed episodes of a run with a log (--log-dir), use rl-eval run --retry DIR"
+_RETRY: Final = "to repeat the failed episodes of a run with a log (--output), use rl-eval run --retry DIR"
 _ZERO_SUM: Final = (
     "the returns of the agents sum to 0 in every episode, so their sum does not compare policies; to compare the "
     "policies of a game, use rl-eval crossplay"

@@ -51,30 +51,30 @@ def load(path: str | os.PathLike[str]) -> EvalResult:
     return result_of_log(read_log(path), open_storage(path).label)
 
 
-def result_of_log(contents: LogContents, log_dir: str) -> EvalResult:
+def result_of_log(contents: LogContents, folder: str) -> EvalResult:
     """Build the result of a log.
 
     Raises:
         UsageError: The records do not fit the plan, or contradict the result that was saved beside the log.
     """
     try:
-        return _result(contents, log_dir)
+        return _result(contents, folder)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise UsageError(f"{log_dir} is damaged: {damage(error)}", key=log_dir) from error
+        raise UsageError(f"{folder} is damaged: {damage(error)}", key=folder) from error
 
 
-def _result(contents: LogContents, log_dir: str) -> EvalResult:
+def _result(contents: LogContents, folder: str) -> EvalResult:
     manifest, config = contents.manifest, contents.manifest.config
     plan = EpisodePlan.from_dict(vars(manifest))
     check_claim(len(plan), len(contents.rows), len(manifest.info_keys))
-    check_fingerprint(f"plan of {log_dir}", manifest.plan_fingerprint, plan.fingerprint)
+    check_fingerprint(f"plan of {folder}", manifest.plan_fingerprint, plan.fingerprint)
     table = EpisodeTable(len(plan), manifest.info_keys)
     table.fill(contents.set_aside)
     table.fill(contents.rows, contents.infos, contents.faults)
-    unfinished = f"the run in {log_dir} is not finished: continue it with rl-eval run ... --log-dir {log_dir}"
+    unfinished = f"the run in {folder} is not finished: continue it with rl-eval run ... --output {folder}"
     status, reason = decide_status(table, config["fault_tolerance"]["max_failed_episodes"], unfinished)
     bounds = config["evaluation"]["return_bounds"]
-    saved = _compare_with_saved(log_dir, plan, table, contents.retried)
+    saved = _compare_with_saved(folder, plan, table, contents.retried)
     if saved.get("status") == "failed" and saved.get("fingerprint") == table.fingerprint():
         status, reason = "failed", str(saved.get("reason"))
     found = contents.determinism
@@ -110,17 +110,17 @@ def _provenance(contents: LogContents) -> dict[str, Any]:
 
 
 def _compare_with_saved(
-    log_dir: str, plan: EpisodePlan, table: EpisodeTable, retried: Sequence[int]
+    folder: str, plan: EpisodePlan, table: EpisodeTable, retried: Sequence[int]
 ) -> Mapping[str, Any]:
     """Check that a saved result agrees with the log. Return the result's summary; empty if no result was saved.
 
     Failed episodes that ran again after the result was saved may differ.
     """
-    path = Path(log_dir, RESULT_FILE)
-    if is_uri(log_dir) or not path.exists():
+    path = Path(folder, RESULT_FILE)
+    if is_uri(folder) or not path.exists():
         return {}
     try:
-        data, saved = read_folder(log_dir)
+        data, saved = read_folder(folder)
         _check_copy(data, saved, plan, table, retried)
     except (UsageError, KeyError, TypeError) as error:
         reason = str(error) if isinstance(error, UsageError) else f"it is damaged ({damage(error)})"

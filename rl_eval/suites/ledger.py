@@ -165,7 +165,7 @@ class Ledger:
                         found.setdefault(run, {})[int(step)] = checkpoint
         return found
 
-    def log_dir(self, planned: PlannedCell) -> Path:
+    def folder_of(self, planned: PlannedCell) -> Path:
         """Return the folder of a cell's evaluation log."""
         return self.folder / planned.cell.folder
 
@@ -177,11 +177,11 @@ class Ledger:
         """
         if difference := self._difference(planned):
             problem = f"{planned.cell} was evaluated with another definition: {difference}"
-            fix = f"Undo the change, use another name, or remove {self.log_dir(planned)} to evaluate the cell again."
+            fix = f"Undo the change, use another name, or remove {self.folder_of(planned)} to evaluate the cell again."
             raise ConfigError(problem, key=str(planned.cell), fix=fix)
         if self._claimed(planned) is None:
-            write_text(self.log_dir(planned) / CELL_FILE, _text(self._described(planned)))
-        (self.log_dir(planned) / ERROR_FILE).unlink(missing_ok=True)
+            write_text(self.folder_of(planned) / CELL_FILE, _text(self._described(planned)))
+        (self.folder_of(planned) / ERROR_FILE).unlink(missing_ok=True)
 
     def state(self, planned: PlannedCell, *, watch: bool = False) -> CellState:
         """Return the state of a cell.
@@ -193,7 +193,7 @@ class Ledger:
         """
         if difference := self._difference(planned):
             why = f"it was evaluated with another definition: {difference}; to evaluate it again, remove "
-            return CellState(planned, "error", f"{why}{self.log_dir(planned)}")
+            return CellState(planned, "error", f"{why}{self.folder_of(planned)}")
         try:
             score = self._score(planned)
         except EvalError as error:
@@ -205,7 +205,7 @@ class Ledger:
     def _state_without_score(self, planned: PlannedCell, watch: bool) -> CellState:
         if planned.problem:
             return CellState(planned, "error", planned.problem)
-        if writer_of(open_storage(self.log_dir(planned)), watch=watch) is not None:
+        if writer_of(open_storage(self.folder_of(planned)), watch=watch) is not None:
             return CellState(planned, "running")
         if (failed := self._read(f"{planned.cell.folder}/{ERROR_FILE}")) is not None:
             return CellState(planned, "error", str(failed.get("reason")), open=True)
@@ -225,7 +225,7 @@ class Ledger:
             found = typed(Score, copy)
             if found.kind == kind and found.status == "complete":
                 return found
-        result = load(self.log_dir(planned))
+        result = load(self.folder_of(planned))
         if result.stopped_early:
             return None
         score = Score.of(result, kind)
@@ -242,18 +242,18 @@ class Ledger:
 
     def fail(self, planned: PlannedCell, reason: str) -> CellState:
         """Write the reason why a cell has no result yet, and return the new state of the cell."""
-        write_text(self.log_dir(planned) / ERROR_FILE, _text({"cell": str(planned.cell), "reason": reason}))
+        write_text(self.folder_of(planned) / ERROR_FILE, _text({"cell": str(planned.cell), "reason": reason}))
         return CellState(planned, "error", reason, open=True)
 
     def _write(self, planned: PlannedCell, score: Score) -> None:
-        write_text(self.log_dir(planned) / SCORE_FILE, _text(asdict(score)))
+        write_text(self.folder_of(planned) / SCORE_FILE, _text(asdict(score)))
 
     def _claimed(self, planned: PlannedCell) -> dict[str, Any] | None:
         """Return the content of the existing ``cell.json``; None if the cell has no log.
 
         A cell that failed before its evaluation started has no log.
         """
-        has_log = (self.log_dir(planned) / MANIFEST_FILE).exists()
+        has_log = (self.folder_of(planned) / MANIFEST_FILE).exists()
         return self._read(f"{planned.cell.folder}/{CELL_FILE}") if has_log else None
 
     def _difference(self, planned: PlannedCell) -> str:

@@ -112,7 +112,7 @@ class SuiteRun:
     def _evaluate(self, planned: PlannedCell) -> CellState:
         settings = settings_of_cell(self._suite, planned, self._runners)
         handle = self._group_for(settings).submit(
-            log_dir=self._ledger.log_dir(planned), on_submitted=partial(self._on_submitted, planned)
+            output=self._ledger.folder_of(planned), on_submitted=partial(self._on_submitted, planned)
         )
         result = result_unless(handle, self._events.stopping, _POLL_S)
         if not result.stopped_early:

@@ -75,7 +75,7 @@ class Evaluator:
         idle_timeout_s: Time without clients and requests after which a service ends, in seconds.
         client: Name of this client of the service. A later client with the same name receives the results that were
             not delivered. Default: a unique name.
-        log_dir: Folder of the service on the head node of the cluster. It contains the accepted requests and an
+        output: Folder of the service on the head node of the cluster. It contains the accepted requests and an
             evaluation log for each of them. If a service is started again with the same folder, it continues these
             requests. Default: a new folder of the Ray session, which exists as long as the cluster.
 
@@ -116,14 +116,14 @@ class Evaluator:
         detached: bool = False,
         idle_timeout_s: float = _IDLE_S,
         client: str | None = None,
-        log_dir: str | os.PathLike[str] | None = None,
+        output: str | os.PathLike[str] | None = None,
     ) -> None:
         of_a_service = {
             "namespace": namespace != _NAMESPACE,
             "detached": detached,
             "idle_timeout_s": idle_timeout_s != _IDLE_S,
             "client": client is not None,
-            "log_dir": log_dir is not None,
+            "output": output is not None,
         }
         for key, given in of_a_service.items():
             if given and name is None:
@@ -151,7 +151,7 @@ class Evaluator:
         from rl_eval.training.service.client import ServiceClient, start_service
         from rl_eval.training.service.requests import ServiceOptions
 
-        folder = "" if log_dir is None else os.fspath(log_dir)
+        folder = "" if output is None else os.fspath(output)
         options = ServiceOptions(name, namespace, folder, detached, idle_timeout_s, videos)
         actor, connection = start_service(settings, policy, options)
         self._join(ServiceClient(connection, name, namespace, client, actor, owner=not detached))

@@ -39,7 +39,7 @@ def test_an_ended_run_is_continued_and_leaves_no_process(folder, monkeypatch, nu
     """What was in the log is not run again, and the result is that of an undisturbed run."""
     mark = str(folder)
     monkeypatch.setenv(MARK, mark)
-    args = ["run", "toy.yaml", "--log-dir", "runs", "--num-episodes", 200]
+    args = ["run", "toy.yaml", "--output", "runs", "--num-episodes", 200]
     slow = ["--set", f"environment.env_kwargs={{pause_s: 0.005, slow: {folder}/slow}}"]
     Path("slow").touch()
     process = start(*args, *slow, "--num-runners", 2, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
@@ -61,7 +61,7 @@ def test_an_ended_run_is_continued_and_leaves_no_process(folder, monkeypatch, nu
     outcome = call(*args, *slow)
     assert outcome.exit_code == 0, outcome.output
     assert any(untold(line, "runs", before, 200) == [] for line in outcome.stderr.splitlines())
-    assert call(*args, "--log-dir", "undisturbed").exit_code == 0
+    assert call(*args, "--output", "undisturbed").exit_code == 0
     assert rl_eval.load("runs").fingerprint == rl_eval.load("undisturbed").fingerprint
     assert read_log("runs").mismatches == ()
 
@@ -79,7 +79,7 @@ def children(pid, name):
 @pytest.mark.parametrize("agent", [False, True], ids=["the raylet", "its agent"])
 def test_a_local_cluster_that_dies_is_an_error_and_the_log_continues(folder, agent):
     """Ray's client would end the process with 1, which is a partial result; the raylet dies with its agent, too."""
-    args = ["run", "toy.yaml", "--log-dir", "runs", "--num-episodes", 200]
+    args = ["run", "toy.yaml", "--output", "runs", "--num-episodes", 200]
     slow = ["--set", f"environment.env_kwargs={{pause_s: 0.005, slow: {folder}/slow}}"]
     Path("slow").touch()
     process = start(*args, *slow, "--num-runners", 2, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
@@ -90,12 +90,12 @@ def test_a_local_cluster_that_dies_is_an_error_and_the_log_continues(folder, age
     os.kill(children(raylet, "DashboardAgent")[0] if agent else raylet, signal.SIGKILL)
     _, told = process.communicate(timeout=60)
     assert process.returncode == 4, told
-    assert "--log-dir runs" in told.splitlines()[-1]
+    assert "--output runs" in told.splitlines()[-1]
     before = len(read_log("runs").rows)
     assert 0 < before < 200
     Path("slow").unlink()
     assert call(*args, *slow).exit_code == 0
-    assert call(*args, "--log-dir", "undisturbed").exit_code == 0
+    assert call(*args, "--output", "undisturbed").exit_code == 0
     assert rl_eval.load("runs").fingerprint == rl_eval.load("undisturbed").fingerprint
     assert read_log("runs").mismatches == ()
 

@@ -140,7 +140,7 @@ def test_a_stopped_job_continues_where_it_was(cluster: Cluster) -> None:
         "rl-eval",
         "run",
         "config.yaml",
-        "--log-dir",
+        "--output",
         str(log_dir),
         "--set",
         "environment.env_kwargs.pause_s=0.01",

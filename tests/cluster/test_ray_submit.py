@@ -141,7 +141,7 @@ SetEnv {" ".join(f'"{name}={value}"' for name, value in session.items())}
 
 def test_ray_submit(loopback: Loopback) -> None:
     """It starts the cluster, copies the project there and runs it; called again, it finds the log complete."""
-    words = "run config.yaml --log-dir ../log"
+    words = "run config.yaml --output ../log"
     first = loopback.submit("--start", "--no-config-cache", words)
     assert first.returncode == 0, first.stdout
     assert (loopback.home / "rl_eval_project" / "my_envs.py").is_file()

@@ -63,7 +63,7 @@ def _server() -> None:
 
 def driven(config_: EvalConfig, folder: Path) -> Any:
     """Run an evaluation in a child process, and return the process."""
-    child = SERVER.Process(target=evaluate, args=(config_,), kwargs={"log_dir": folder})
+    child = SERVER.Process(target=evaluate, args=(config_,), kwargs={"output": folder})
     child.start()
     return child
 
@@ -97,7 +97,7 @@ def kill_until_complete(config_: EvalConfig, folder: Path, kills: int, longest_s
 
 def check_continued(config_: EvalConfig, folder: Path) -> None:
     expected = evaluate(config_)
-    result = evaluate(config_, log_dir=folder)
+    result = evaluate(config_, output=folder)
     assert result.status == expected.status
     assert [record.index for record in result.episodes] == list(range(len(expected.plan)))
     assert result.fingerprint == expected.fingerprint
@@ -106,8 +106,8 @@ def check_continued(config_: EvalConfig, folder: Path) -> None:
 
 def test_a_continued_run_does_only_what_is_missing(tmp_path: Path) -> None:
     """A finished log is not run again; a log of half the plan has the other half run."""
-    whole = evaluate(config(60), log_dir=tmp_path / "log")
-    again = evaluate(config(60), log_dir=tmp_path / "log")
+    whole = evaluate(config(60), output=tmp_path / "log")
+    again = evaluate(config(60), output=tmp_path / "log")
     assert again.fingerprint == whole.fingerprint
     assert again.timing.env_steps == whole.timing.env_steps
     assert again.status == "complete"
@@ -143,7 +143,7 @@ def test_what_is_in_the_log_is_not_run_again(tmp_path: Path) -> None:
 def test_progress_counts_what_is_in_the_log_and_a_cancelled_run_leaves_it_there(tmp_path: Path) -> None:
     """Nobody hears of an episode that a reader of the log does not find."""
     with EvalRunnerGroup(config(20_000)) as group:
-        handle = group.submit(log_dir=tmp_path)
+        handle = group.submit(output=tmp_path)
         told: set[int] = set()
         while len(told) < 3:
             told.add(count := handle.progress().num_finished)
@@ -161,7 +161,7 @@ def test_attempts_that_were_charged_stay_charged(tmp_path: Path) -> None:
     first = driven(never.fault_tolerance(max_attempts_per_episode=3), tmp_path)
     first.join()
     assert first.exitcode == 0
-    result = evaluate(never, log_dir=tmp_path)
+    result = evaluate(never, output=tmp_path)
     assert result.status == "failed"
     assert {record.attempts for record in result.episodes} == {3}
     assert all([fault.attempt for fault in record.faults] == [1, 2, 3] for record in result.episodes)
@@ -171,7 +171,7 @@ def test_attempts_that_were_charged_stay_charged(tmp_path: Path) -> None:
 def test_what_had_no_attempt_left_is_given_up(tmp_path: Path, spent: int) -> None:
     """A driver that died between the last fault and the row leaves an episode that is failed, and is not run again."""
     plan = config(3)
-    manifest_run = evaluate(plan, log_dir=tmp_path / "template")
+    manifest_run = evaluate(plan, output=tmp_path / "template")
     log = EvaluationLog.open(tmp_path / "log")
     log.begin(read_log(tmp_path / "template").manifest)
     seeds = manifest_run.plan.seeds.tolist()
@@ -183,7 +183,7 @@ def test_what_had_no_attempt_left_is_given_up(tmp_path: Path, spent: int) -> Non
     log.append(Batch(np.zeros(0, ROW), np.zeros((0, 0)), faults))
     log.flush(30)
     log.close()
-    result = evaluate(plan, log_dir=tmp_path / "log")
+    result = evaluate(plan, output=tmp_path / "log")
     assert [record.index for record in result.episodes if record.outcome == "failed"] == list(range(spent))
     assert result.status == ("failed" if spent == 3 else "partial")
     assert {record.attempts for record in result.episodes if record.outcome == "failed"} == {3}
@@ -211,7 +211,7 @@ sys.path.insert(0, {tests!r})
 from workloads import cartpole
 from rl_eval import evaluate
 config = cartpole().runners(num_runners=2, num_envs_per_runner=4).evaluation(num_episodes=4000)
-evaluate(config, log_dir={folder!r})
+evaluate(config, output={folder!r})
 """
 
 

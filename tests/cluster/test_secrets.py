@@ -79,7 +79,7 @@ DATABASE = ("--set", f"runners.runtime_env.env_vars.DATABASE={secret('argument')
 
 
 def test_variables_of_runners_reach_no_file_and_no_line(folder: Path, said: Callable[..., str]) -> None:
-    assert said("run", "planted.yaml", "--log-dir", "runs", *DATABASE).startswith("0 ")
+    assert said("run", "planted.yaml", "--output", "runs", *DATABASE).startswith("0 ")
     assert "ConnectionError: *** with ***" in said("show", "runs", "--faults")
 
     assert list(leaking_files(folder)) == []

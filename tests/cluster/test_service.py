@@ -109,7 +109,7 @@ DRIVER = """
 config, policy = echo(sys.argv[2])
 ev = Evaluator(
     config, policy, name="survivor", detached=True, client="trainer", busy_policy="queue",
-    log_dir=sys.argv[3],
+    output=sys.argv[3],
 )
 for step in (10, 20, 30):
     ev.submit(weights(step + 1), step)
@@ -151,9 +151,9 @@ def test_every_accepted_request_is_answered_once_whoever_is_killed(tmp_path: Pat
         assert len(past) == min(200, 4 * count + 3)
         logs = {str(path) for path in folder.glob("requests/*/log")}
         assert len(logs) == 4 * count + 3
-        assert {one.log_dir for one in past} <= logs
+        assert {one.output for one in past} <= logs
         assert isinstance(past[-1].outcome, EvalResult)
-        assert load(past[-1].log_dir).fingerprint == past[-1].outcome.fingerprint
+        assert load(past[-1].output).fingerprint == past[-1].outcome.fingerprint
         # It goes on where it was: the next step and version, and each client's last weights.
         again = trainer.submit()
         assert (again.step, again.weights_version, again.result(60).mean_return) == (31, 3, 31.0)
@@ -194,7 +194,7 @@ def check_answers(handles: list[list[Any]], answers: list[list[Any]]) -> None:
 def test_a_service_on_the_same_folder_goes_on_and_one_that_is_stopped_ends_its_processes(tmp_path: Path) -> None:
     """``stop`` keeps what was accepted; the next service on the folder answers it, to a client of the same name."""
     gate = tmp_path / "gate"
-    with own_service("first", client="trainer", log_dir=tmp_path / "service", detached=True, gate=str(gate)) as ev:
+    with own_service("first", client="trainer", output=tmp_path / "service", detached=True, gate=str(gate)) as ev:
         handles = [ev.submit(weights(value), step=value) for value in (1, 2)]
         assert eventually(lambda: handles[0].progress().num_runners == 1)
         pids = processes_of("first")
@@ -210,7 +210,7 @@ def test_a_service_on_the_same_folder_goes_on_and_one_that_is_stopped_ends_its_p
         assert eventually(lambda: all(map(gone, pids)))
         assert CliRunner().invoke(app, ["service", "stop", "first"]).exit_code == 2
     gate.touch()
-    second = {"client": "trainer", "log_dir": tmp_path / "service", "idle_timeout_s": 1.0, "detached": True}
+    second = {"client": "trainer", "output": tmp_path / "service", "idle_timeout_s": 1.0, "detached": True}
     with own_service("second", gate=str(gate), **second) as ev:
         assert [(handle.step, handle.result(60).mean_return) for handle in ev.resumed] == [(1, 1.0), (2, 2.0)]
         ev.shutdown()
@@ -274,7 +274,7 @@ def test_clients_take_turns_and_have_room_of_their_own(gate: Gate) -> None:
         assert not leaks(listed.output + repr(modest.history()) + repr(handles[0].result().provenance))
         steps = [one.step for one in modest.history() if one.client in ("hasty", "modest")]
         assert steps == [0, 1, 2, 3, 100], "in the order of acceptance"
-        ends = sorted((Path(one.log_dir).with_name("answer").stat().st_mtime_ns, one.step) for one in modest.history())
+        ends = sorted((Path(one.output).with_name("answer").stat().st_mtime_ns, one.step) for one in modest.history())
         assert [step for _, step in ends if step in steps][-5:] == [0, 100, 1, 2, 3], "in turns"
 
 

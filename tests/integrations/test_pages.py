@@ -87,7 +87,7 @@ def command_line(patch: pytest.MonkeyPatch) -> dict[str, Any]:
         weights = f"configs/weights/cartpole_ppo_{weights}.safetensors"
         evaluate(local.copy().policy(weights=weights)).save(f"out/{name}")
     flaky = EvalConfig.from_yaml("configs/flaky.yaml").runners(num_runners=0).evaluation(num_episodes=30)
-    assert evaluate(flaky.fault_tolerance(max_attempts_per_episode=1), log_dir="runs/flaky").num_failed
+    assert evaluate(flaky.fault_tolerance(max_attempts_per_episode=1), output="runs/flaky").num_failed
     return {}
 
 

@@ -79,7 +79,7 @@ def configuration(settings: EvalSettings) -> None:
 def evaluation(config: EvalConfig, settings: EvalSettings) -> None:
     policy: Policy = MyPolicy()
     assert_type(evaluate(config, policy), EvalResult)
-    assert_type(evaluate(settings, log_dir="runs/a"), EvalResult)
+    assert_type(evaluate(settings, output="runs/a"), EvalResult)
     assert_type(load("runs/a"), EvalResult)
     assert_type(evaluate("CartPole-v1", policy, num_episodes=10, num_runners=2), EvalResult)
     evaluate("CartPole-v1", episodes=10)  # type: ignore[call-arg]

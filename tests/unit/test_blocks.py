@@ -226,8 +226,8 @@ def test_a_block_with_a_poisoned_episode_fails_and_the_others_are_as_ever() -> N
 
 
 def test_a_log_continues_and_widths_are_not_compared(tmp_path: Path) -> None:
-    result = evaluate(blocks(walks), log_dir=tmp_path)
-    assert evaluate(blocks(walks), log_dir=tmp_path).fingerprint == result.fingerprint
+    result = evaluate(blocks(walks), output=tmp_path)
+    assert evaluate(blocks(walks), output=tmp_path).fingerprint == result.fingerprint
     assert compare(result, evaluate(blocks(walks))).difference.mean == 0
     with refused(ComparisonError, "numerics.num_envs"):
         compare(result, evaluate(blocks(walks, 8)))
@@ -238,10 +238,10 @@ def test_a_log_continues_and_widths_are_not_compared(tmp_path: Path) -> None:
 def test_a_log_of_single_environments_is_not_continued_with_blocks(tmp_path: Path) -> None:
     """CartPole's vector environment has the same id, but other episodes."""
     made = blocks("CartPole-v1", 4, 2).policy(lambda seen: (seen[:, 2] > 0).astype(np.int64))
-    lanes = evaluate(made.copy().runners(runner="vector", block=None), log_dir=tmp_path / "whole")
+    lanes = evaluate(made.copy().runners(runner="vector", block=None), output=tmp_path / "whole")
     partial_log = cut(tmp_path / "whole", tmp_path / "part", 10)
-    assert (evaluate(made, log_dir=partial_log).status, len(read_log(partial_log).rows)) == ("partial", 10)
-    again = evaluate(made.copy().runners(runner="vector", block=None), log_dir=partial_log)
+    assert (evaluate(made, output=partial_log).status, len(read_log(partial_log).rows)) == ("partial", 10)
+    again = evaluate(made.copy().runners(runner="vector", block=None), output=partial_log)
     assert (again.fingerprint, again.guarantee) == (lanes.fingerprint, "exact")
 
 
@@ -351,7 +351,7 @@ class Forgets(TwoLengths):
 
 def test_a_block_runs_again_in_the_determinism_check(tmp_path: Path) -> None:
     """The trial of a few steps does not see later episodes. Results that do not repeat are not compared."""
-    repeats, differs = evaluate(blocks(TwoLengths, 8, 8)), evaluate(blocks(Forgets, 8, 8), log_dir=tmp_path)
+    repeats, differs = evaluate(blocks(TwoLengths, 8, 8)), evaluate(blocks(Forgets, 8, 8), output=tmp_path)
     assert repeats.determinism.passed
     found = differs.determinism
     assert (differs.guarantee, found.passed, found.mismatched) == ("layout", False, (64,))

@@ -46,6 +46,7 @@ from rl_eval.log import read_log, writer
 from rl_eval.results.result import EvalResult
 from tests.refused import untold
 from tests.unit.cli_world import CONFIG, call, call_alone, environment, printed, start
+from tests.unit.log_world import cut
 
 NAMES = [*(name for _, name, *_ in COMMANDS), "service"]
 
@@ -200,13 +201,17 @@ def test_an_earlier_result_stays(folder):
 
 @pytest.mark.parametrize("target", [None, "../elsewhere", "/tmp", "mine", "2026-notes"])
 def test_what_another_program_calls_latest_is_left_alone(folder, target):
-    """A folder, or a link: ours leads to a folder beside it that has the name of a run."""
+    """A folder, or a link to something that is not a run."""
     latest = Path("runs/latest")
     latest.parent.mkdir()
     latest.symlink_to(target) if target else latest.mkdir()
+    latest.resolve().mkdir(exist_ok=True)
+    (latest / "notes.txt").touch()
+    before = [*Path("runs").iterdir()]
     assert call("run", "toy.yaml").exit_code == 0
     assert (str(latest.readlink()) if latest.is_symlink() else None) == target
-    assert len(list(Path("runs").iterdir())) == 2
+    assert len([*Path("runs").iterdir()]) == len(before) + 1
+    (latest / "notes.txt").unlink()
 
 
 def test_our_link_is_replaced_when_its_run_is_gone(folder):
@@ -235,18 +240,50 @@ def test_a_run_without_a_result_leaves_no_folder(folder):
     assert len(list(Path("runs").iterdir())) == 2
 
 
-def test_a_result_in_a_given_folder_is_replaced_by_force_alone(folder):
+def test_another_run_in_a_given_folder_is_replaced_by_force_alone(folder):
+    """The same run is never replaced, and the link leads to it."""
+
     def run(episodes, *args):
         return call("run", "toy.yaml", "--output", "mine", "--num-episodes", episodes, *args)
 
     assert run(3).exit_code == 0
-    assert not Path("runs").exists()  # An output alone keeps no log.
+    assert Path("runs/latest").resolve() == Path("mine").resolve()
+    assert [path.name for path in Path("runs").iterdir()] == ["latest"]
     refused = run(4)
     assert refused.exit_code == ExitCode.USAGE
     assert "--force" in refused.stderr
     assert len(EvalResult.load("mine").plan) == 3
     assert run(4, "--force").exit_code == 0
-    assert len(EvalResult.load("mine").plan) == 4
+    assert len(EvalResult.load("mine").plan) == len(read_log("mine").rows) == 4
+    before = Path("mine/manifest.json").stat().st_mtime_ns
+    assert run(4, "--force").exit_code == 0
+    assert Path("mine/manifest.json").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("log", [True, False])
+def test_the_same_command_again_prints_the_result_and_judges_its_gates(folder, log):
+    """Also a result that was saved without a log, and with the exit code of this call."""
+    first = call("run", "toy.yaml", "--output", "mine")
+    if not log:
+        rl_eval.load("mine").save("saved")
+        shutil.rmtree("mine")
+        Path("saved").rename("mine")
+    again = call("run", "toy.yaml", "--output", "mine")
+    assert (first.exit_code, again.exit_code) == (0, 0)
+    assert first.stdout.startswith(again.stdout.rstrip())
+    assert call("run", "toy.yaml", "--output", "mine", "--require", "episode_return_mean >= 1000").exit_code == 5
+    other = call("run", "toy.yaml", "--output", "mine", "--seed", 3)
+    assert other.exit_code == ExitCode.USAGE
+    assert "seed: 0 -> 3" in other.stderr
+
+
+def test_an_unfinished_result_without_a_log_is_not_continued(folder):
+    """Nothing tells which episodes it lacks, and it stays."""
+    call("run", "toy.yaml", "--output", "whole")
+    cut("whole", "part", 12)
+    rl_eval.load("part").save("mine")
+    assert call("run", "toy.yaml", "--output", "mine").exit_code == ExitCode.USAGE
+    assert len(rl_eval.load("mine").episodes) == 12
 
 
 @pytest.mark.parametrize("name", ["result.json", "episodes.parquet"])
@@ -354,11 +391,11 @@ def test_on_a_terminal_a_live_display_shows_the_clock_while_an_import_takes_its_
 @pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
 def test_closed_standard_streams_cost_no_result(folder, closed):
     """No file gets their descriptors either, and with them what libraries print."""
-    script = f"exec {sys.executable} -m rl_eval run toy.yaml -o out --log-dir runs {closed}"
+    script = f"exec {sys.executable} -m rl_eval run toy.yaml -o out {closed}"
     done = subprocess.run(["sh", "-c", script], env=environment(), check=False, timeout=120)
     assert done.returncode == 0
     assert rl_eval.load("out").status == "complete"
-    assert read_log("runs").mismatches == ()
+    assert read_log("out").mismatches == ()
 
 
 @pytest.mark.process
@@ -565,7 +602,7 @@ def test_what_an_environment_prints_is_no_part_of_the_result(folder):
     assert done.returncode == 0, done.stderr
     printed("run", done.stdout)
     assert {"from Python", "from below"} <= set(done.stderr.splitlines())
-    supervised = call_alone("run", "toy.yaml", "-q", "--max-restarts", 1, "--log-dir", "log")
+    supervised = call_alone("run", "toy.yaml", "-q", "--max-restarts", 1, "--output", "log")
     assert supervised.stdout.startswith("complete")
 
 

@@ -19,14 +19,14 @@ from tests.unit.cli_world import call, faulty, sets
 def flaky(folder):
     """A run with faults, failed episodes among them, in the folder ``runs``."""
     args = [*faulty(2, 0.4, 0.6), *sets("evaluation.info_keys=[x]", "evaluation.gamma=0.9")]
-    assert call("run", "toy.yaml", "--log-dir", "runs", *args).exit_code == ExitCode.PARTIAL
+    assert call("run", "toy.yaml", "--output", "runs", *args).exit_code == ExitCode.PARTIAL
     return load("runs")
 
 
 @pytest.fixture
 def plain(folder):
     """A run without, in the folder ``runs``."""
-    assert call("run", "toy.yaml", "--log-dir", "runs").exit_code == 0
+    assert call("run", "toy.yaml", "--output", "runs").exit_code == 0
     return load("runs")
 
 
@@ -76,7 +76,7 @@ def test_a_damaged_log_is_4_and_no_number(plain, command):
     assert outcome.exit_code == ExitCode.CLUSTER
     assert outcome.stdout == ""
     assert segment.name in outcome.stderr
-    assert "--log-dir runs" in outcome.stderr
+    assert "--output runs" in outcome.stderr
 
 
 def test_show_of_an_episode_tells_what_happened_to_it_in_order(flaky):

@@ -143,7 +143,7 @@ def test_a_signal_ends_a_pilot_and_is_no_fault_of_its_environment(folder, begin,
 def test_a_signal_saves_what_has_finished(folder, begin):
     """A partial result over the finished prefix; with a log, the command to continue is printed."""
     cases = [
-        (SIGINT, Path("runs"), ["--log-dir", "runs"]),
+        (SIGINT, Path("runs"), ["--output", "runs"]),
         (SIGTERM, Path("out/toy"), ["--output", "out/toy"]),
     ]
     started = [
@@ -159,7 +159,7 @@ def test_a_signal_saves_what_has_finished(folder, begin):
         assert result.status == "partial"
         assert result.aggregates.count > 0
         assert str(result) in out
-        assert ("--log-dir runs" in err) == (place == Path("runs"))
+        assert ("--output runs" in err) == (place == Path("runs"))
 
 
 @pytest.mark.process
@@ -210,7 +210,7 @@ def test_while_a_step_hangs_sigterm_flushes_the_log_and_a_second_one_ends_the_pr
     """The next command continues there."""
     Path("hang").touch()
     hangs = f"environment.env_kwargs={{hang: {folder}/hang}}"
-    command = ("run", "toy.yaml", "--set", hangs, "--log-dir", "runs")
+    command = ("run", "toy.yaml", "--set", hangs, "--output", "runs")
     process = begin(*command, **PIPED)
     assert eventually(Path("hanging").exists, process=process)
     process.send_signal(SIGTERM)

@@ -78,7 +78,7 @@ def test_the_job_of_kubernetes() -> None:
     assert (content["apiVersion"], content["kind"]) == ("ray.io/v1", "RayJob")
     command = shlex.split(content["spec"]["entrypoint"])
     assert command[:2] == ["rl-eval", "run"]
-    assert {"--log-dir", "--max-restarts"} < set(command)
+    assert {"--output", "--max-restarts"} < set(command)
     assert "--max-restarts" in CliRunner().invoke(app, ["run", "--help"]).output
     EvalConfig.from_yaml(ROOT / command[2]).build()
     assert list(yaml.safe_load(content["spec"]["runtimeEnvYAML"])) == ["working_dir"]

@@ -212,7 +212,7 @@ def test_an_episode_meets_its_condition(whole: EvalResult) -> None:
 
 
 def test_results_keep_the_conditions(whole: EvalResult, tmp_path: Path) -> None:
-    logged = evaluate(sleds(), log_dir=str(tmp_path / "log"))
+    logged = evaluate(sleds(), output=str(tmp_path / "log"))
     whole.save(tmp_path / "saved")
     for result in (logged, load(tmp_path / "log"), load(tmp_path / "saved")):
         assert result.fingerprint == whole.fingerprint
@@ -228,7 +228,7 @@ def test_a_log_of_other_rows_is_refused(tmp_path: Path) -> None:
     for fields, refusal in (({}, False), ({"light": 2}, True), ({}, False)):
         file.write_text(json.dumps([rows[0], {**rows[1], **fields}]))
         with refused(LogMismatch) if refusal else nullcontext():
-            evaluate(sleds(conditions=str(file)), log_dir=str(tmp_path / "log"))
+            evaluate(sleds(conditions=str(file)), output=str(tmp_path / "log"))
 
 
 @pytest.mark.parametrize("suffix", [".json", ".csv", ".parquet"])
@@ -346,13 +346,13 @@ def test_numbers_by_condition_are_those_of_its_episodes(whole: EvalResult) -> No
 def test_the_interval_of_the_whole_has_the_target_that_the_config_names(tmp_path: Path) -> None:
     """The target changes no record, so a log continues with another one; a result keeps its target."""
     config = sleds(num_episodes=92).policy(fast)
-    whole = evaluate(config, log_dir=tmp_path / "log")
+    whole = evaluate(config, output=tmp_path / "log")
     returns, rows = whole.table.rows["episode_return"], whole.condition_rows
     assert rows is not None
     ordinary = mean_interval(returns)
     assert whole.interval == mean_interval(returns, rows=rows)
     assert whole.interval.high - whole.interval.low < (ordinary.high - ordinary.low) / 2
-    other = evaluate(config.copy().evaluation(condition_target="population"), log_dir=tmp_path / "log")
+    other = evaluate(config.copy().evaluation(condition_target="population"), output=tmp_path / "log")
     assert other.fingerprint == whole.fingerprint
     expected = mean_interval(returns, rows=Rows(rows.of, "population"))
     assert other.interval == expected

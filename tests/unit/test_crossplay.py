@@ -257,10 +257,10 @@ def test_a_result_keeps_its_seatings(evaluated: EvalResult, tmp_path: Path) -> N
 def test_a_log_is_continued_with_its_own_seatings_only(tmp_path: Path) -> None:
     """Other matchups are another run; the same ones come back from the log."""
     config = duel_config(DUELS, "round_robin", 24, symmetric=True)
-    result = evaluate(config, log_dir=tmp_path)
+    result = evaluate(config, output=tmp_path)
     assert load(tmp_path).plan[5].seating == result.plan[5].seating
-    with refused(LogMismatch, "log_dir") as caught:
-        evaluate(config.copy().evaluation(matchups="self", symmetric=False), log_dir=tmp_path)
+    with refused(LogMismatch, "output") as caught:
+        evaluate(config.copy().evaluation(matchups="self", symmetric=False), output=tmp_path)
     assert "matchups" in caught.value.differences
 
 

@@ -40,7 +40,7 @@ def test_files_and_json_say_the_same(folder: Path) -> None:
     read = printed("crossplay", done.stdout)
     assert (read["status"], read["num_games"], read["num_seeds"]) == ("complete", 60, 30)
     assert [len(turn) for turn in read["plan"]["matchups"]] == [2, 2, 2]
-    files = {path.name for path in Path("out").iterdir()}
+    files = {path.name for path in Path("out").iterdir()} - {"manifest.json", "owners", "segments"}
     assert files == {"alpharank.npz", "crossplay.json", "episodes.parquet", "openskill.json", "result.json"}
     assert np.load("out/alpharank.npz")["payoffs"].shape == (2, 3, 3)
     assert len(json.loads(Path("out/openskill.json").read_text())["matches"]) == 60
@@ -60,20 +60,20 @@ def test_a_file_of_another_program_is_left_alone(folder: Path, name: str) -> Non
 
 def test_a_damaged_log_is_told_before_a_game_is_played(folder: Path) -> None:
     """Exit code 4, and what to do."""
-    assert call("--log-dir", "log", "-q", "--set", "evaluation.num_episodes=60").exit_code == 0
+    assert call("--output", "log", "-q", "--set", "evaluation.num_episodes=60").exit_code == 0
     Path("log/manifest.json").write_text("{}")
-    done = call("--log-dir", "log", "--set", "evaluation.num_episodes=60")
+    done = call("--output", "log", "--set", "evaluation.num_episodes=60")
     assert done.exit_code == 4, done.output
     assert "manifest.json" in done.stderr
 
 
 def test_a_complete_run_is_not_played_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a log the same command prints the same numbers, and plays nothing; a folder is not overwritten."""
-    first = call("--log-dir", "log", "--json")
+    """The same command prints the same numbers, and plays nothing; another one is refused."""
+    first = call("--output", "log", "--json")
     monkeypatch.setattr("rl_eval.execution.group.EvalRunnerGroup", None)
-    again = call("--log-dir", "log", "--json")
+    again = call("--output", "log", "--json")
     assert (again.exit_code, again.stdout) == (0, first.stdout)
-    assert call("-o", "log").exit_code == 2
+    assert call("-o", "log", "-n", "60").exit_code == 2
 
 
 @pytest.mark.parametrize(

@@ -162,8 +162,8 @@ def test_what_takes_too_long_without_building_is_not_checked() -> None:
 
 def test_what_a_former_session_ran_counts_as_another_process(tmp_path) -> None:
     """A continued run that lacks only its check compares with the process before."""
-    evaluate(cartpole(determinism_check=0), log_dir=tmp_path)
-    found = evaluate(cartpole(determinism_check=0.1), log_dir=tmp_path).determinism
+    evaluate(cartpole(determinism_check=0), output=tmp_path)
+    found = evaluate(cartpole(determinism_check=0.1), output=tmp_path).determinism
     assert (found.checked, found.elsewhere, found.passed) == (3, 3, True)
 
 
@@ -360,7 +360,7 @@ def cartpole(**evaluation) -> EvalConfig:
 
 def test_the_check_is_on_by_default_and_shows_everywhere(tmp_path) -> None:
     """In the table, the metrics, the JSON and the log."""
-    result = evaluate(cartpole(), log_dir=tmp_path / "log")
+    result = evaluate(cartpole(), output=tmp_path / "log")
     line = "4 of 4 re-run episodes identical (only one process took part)"
     assert str(result.determinism) == line
     assert line in " ".join(str(result).split())

@@ -69,7 +69,7 @@ def cleanrl() -> dict[str, Any]:
 
 def log() -> dict[str, Any]:
     """A log in ``DIR``."""
-    evaluate(cartpole(), balance, log_dir="DIR")
+    evaluate(cartpole(), balance, output="DIR")
     return {}
 
 

@@ -29,7 +29,7 @@ COMMANDS = {
 def place(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         folder = make_folder(tmp_path_factory.mktemp("episodes"), patch)
-        assert call("run", "toy.yaml", "-q", "--log-dir", "runs").exit_code == 0
+        assert call("run", "toy.yaml", "-q", "--output", "runs").exit_code == 0
         yield folder
 
 
@@ -105,7 +105,7 @@ def test_export_writes_the_rows_of_each(place, tmp_path):
 def test_run_takes_one_range_of_the_plan_from_where_it_begins(place, tmp_path, begin):
     """With the seeds that its episodes have there, and their returns; gaps are refused."""
     whole, first = load("runs"), ("--set", f"evaluation.first_index={begin}")
-    outcome = call("run", "toy.yaml", "-q", "--log-dir", tmp_path / "some", "--episodes", "8,5-7", *first)
+    outcome = call("run", "toy.yaml", "-q", "--output", tmp_path / "some", "--episodes", "8,5-7", *first)
     assert outcome.exit_code == 0, outcome.output
     some = load(tmp_path / "some")
     assert some.plan.first_index == begin + 5
@@ -118,7 +118,7 @@ def test_run_takes_one_range_of_the_plan_from_where_it_begins(place, tmp_path, b
 def test_retry_runs_the_chosen_ones_of_those_that_failed(place, tmp_path):
     """The others stay failed, with their faults, and can be tried later."""
     runs = tmp_path / "flaky"
-    assert call("run", "toy.yaml", "-q", "--log-dir", runs, *faulty(1, 0.3, 0.0)).exit_code == ExitCode.PARTIAL
+    assert call("run", "toy.yaml", "-q", "--output", runs, *faulty(1, 0.3, 0.0)).exit_code == ExitCode.PARTIAL
     first = load(runs)
     one, *others = failed(first)
     completed = min({*range(30)} - {*failed(first)})

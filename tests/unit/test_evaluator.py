@@ -193,7 +193,7 @@ def test_what_the_group_refuses_costs_nothing(cue: Cue) -> None:
         ({"videos": "best"}, "videos"),
         ({"detached": True}, "detached"),
         ({"client": "a"}, "client"),
-        ({"log_dir": "a"}, "log_dir"),
+        ({"output": "a"}, "output"),
         ({"idle_timeout_s": 3.0}, "idle_timeout_s"),
         ({"name": "some", "backend": "thread"}, "backend"),
         ({"name": "some", "after": print}, "after"),

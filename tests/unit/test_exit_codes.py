@@ -85,10 +85,10 @@ def place(tmp_path_factory):
     """Two runs that differ, one that failed in part, a damaged log and a few inputs."""
     with pytest.MonkeyPatch.context() as patch:
         folder = make_folder(tmp_path_factory.mktemp("codes"), patch)
-        call("run", "toy.yaml", "-q", "--log-dir", "ones")
-        call("run", "toy.yaml", "-q", "--log-dir", "alternate", *SET, "policy.policy=cli_toys:alternate")
-        call("run", "toy.yaml", "-q", "--log-dir", "flaky", *FLAKY)
-        call("run", "toy.yaml", "-q", "--log-dir", "damaged")
+        call("run", "toy.yaml", "-q", "--output", "ones")
+        call("run", "toy.yaml", "-q", "--output", "alternate", *SET, "policy.policy=cli_toys:alternate")
+        call("run", "toy.yaml", "-q", "--output", "flaky", *FLAKY)
+        call("run", "toy.yaml", "-q", "--output", "damaged")
         segment = min(Path("damaged/segments").iterdir())
         segment.write_bytes(segment.read_bytes()[:100])
         Path("damaged/manifest.json").write_text("{}")
@@ -99,7 +99,7 @@ def place(tmp_path_factory):
                 "run",
                 "toy.yaml",
                 "-q",
-                "--log-dir",
+                "--output",
                 name + "_run",
                 *FICKLE,
                 *SET,
@@ -135,7 +135,7 @@ CASES = [
     (2, (*RUN, "--accept-code-change")),
     (3, (*RUN, *FAIL)),
     (3, (*RUN, *BROKEN)),
-    (4, (*RUN, "--log-dir", "damaged")),
+    (4, (*RUN, "--output", "damaged")),
     (5, (*RUN, "--require", "episode_return_mean >= 1000", "--require", "num_episodes >= 1")),
     (0, ("run", "--retry", "ones")),
     (1, ("run", "--retry", "flaky", "--attempts", "1")),

@@ -90,7 +90,7 @@ def test_run_logs_to_a_tracker(tmp_path, monkeypatch):
     """The metrics of the result, in the folder of the run."""
     pytest.importorskip("tensorboard")
     monkeypatch.chdir(tmp_path)
-    shown = run("--log-dir", "a", "--json", "--logger", "tensorboard")
+    shown = run("--output", "a", "--json", "--logger", "tensorboard")
     assert shown.exit_code == 0
     ((step, mean),) = [(one.step, one.value) for one in events(tmp_path / "a").Scalars("eval/episode_return_mean")]
     assert (step, mean) == (0, pytest.approx(rl_eval.load("a").mean_return))
@@ -110,7 +110,7 @@ def test_a_tracker_that_fails_leaves_the_result(tmp_path, monkeypatch):
     pytest.importorskip("mlflow")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "unknown://nowhere")
-    shown = run("--log-dir", "a", "--logger", "mlflow")
+    shown = run("--output", "a", "--logger", "mlflow")
     assert shown.exit_code == 0
     assert "mlflow" in shown.stderr
     assert rl_eval.load("a").status == "complete"
@@ -118,6 +118,6 @@ def test_a_tracker_that_fails_leaves_the_result(tmp_path, monkeypatch):
 
 def test_run_limits_the_steps(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    shown = run("--log-dir", "a", "--max-episode-steps", "4", "-q")
+    shown = run("--output", "a", "--max-episode-steps", "4", "-q")
     assert shown.exit_code == 0
     assert set(rl_eval.load("a").table.rows["length"]) == {4}

@@ -28,7 +28,7 @@ WATCHED = (
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A complete run, with log and result."""
     folder = tmp_path_factory.mktemp("made") / "one"
-    outcome = call("run", *OPTIONS, "--log-dir", folder)
+    outcome = call("run", *OPTIONS, "--output", folder)
     assert outcome.exit_code == 0, outcome.output
     save_file(MLPActor(4, 2).state_dict(), folder / "step_1.safetensors")
     return folder
@@ -54,7 +54,7 @@ def given(request: pytest.FixtureRequest, made: Path, tmp_path: Path, monkeypatc
         pytest.param(["replay", "PATH", "--video", "--episodes", "1", "--trust"], marks=pytest.mark.process),
         ["run", "--retry", "PATH", "--trust"],
         ["watch", *WATCHED, "PATH"],
-        ["run", *OPTIONS, "--log-dir", "PATH"],
+        ["run", *OPTIONS, "--output", "PATH"],
         ["run", *OPTIONS, "-o", "PATH", "--force"],
     ],
     ids=" ".join,
@@ -87,12 +87,3 @@ def test_a_site_shows_the_run(given: str) -> None:
     with RunServer(given) as server:
         [run] = re.findall(r'"report\?run=(\w+)"', server.at("/"))
         assert server.at(f"/report?run={run}")
-
-
-def test_a_fresh_run_is_beside_the_folder(given: str, tmp_path: Path) -> None:
-    """And never in it."""
-    before = {*(tmp_path / "one").iterdir()}
-    assert call("run", *OPTIONS, "--log-dir", given, "--fresh").exit_code == 0
-    assert {*(tmp_path / "one").iterdir()} == before
-    name = "link-2" if given == "link" else "one-2"
-    assert (tmp_path / name / "result.json").is_file()

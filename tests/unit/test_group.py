@@ -196,11 +196,11 @@ def test_a_continued_evaluation_counts_the_steps_and_episodes_of_this_session(tm
         threading.Thread(target=lambda: _cancel_when(handle, lambda: steps[0] > 2_000)).start()
 
     with EvalRunnerGroup(config, threaded=False) as group:
-        group.submit(num_episodes=4_000, log_dir=tmp_path / "run", on_submitted=stop_soon)
+        group.submit(num_episodes=4_000, output=tmp_path / "run", on_submitted=stop_soon)
         earlier = len(handles[0].result().episodes)
         assert earlier
         steps[0] = 0
-        handle = group.submit(num_episodes=4_000, log_dir=tmp_path / "run")
+        handle = group.submit(num_episodes=4_000, output=tmp_path / "run")
     progress = handle.progress()
     assert progress.num_earlier == earlier
     assert progress.num_finished == 4_000

@@ -46,13 +46,13 @@ def test_the_weakest_part_decides(numerics: dict[str, Any], expected: str) -> No
 def test_every_result_has_a_guarantee(tmp_path: Path) -> None:
     """Also in JSON, in the table, and after it was saved; a batched policy cannot promise equal bits."""
     for inference, promised in (("exact", "exact"), ("batched", "conditions")):
-        result = evaluate(config(inference), log_dir=tmp_path / inference)
+        result = evaluate(config(inference), output=tmp_path / inference)
         assert result.guarantee == promised
         assert json.loads(result.to_json())["guarantee"] == promised
         assert f"{promised}:" in str(result)
         result.save(tmp_path / promised)
         assert EvalResult.load(tmp_path / promised).guarantee == promised
-        assert evaluate(config(inference), log_dir=tmp_path / inference).guarantee == promised
+        assert evaluate(config(inference), output=tmp_path / inference).guarantee == promised
         assert result.determinism.checked == (6 if promised == "exact" else 0)
 
 

@@ -45,7 +45,7 @@ def test_held_out_episodes_are_those_of_a_longer_plan():
 
 def test_a_result_and_a_log_come_back_with_their_range(tmp_path):
     """And an episode of them is replayed by its position."""
-    result = evaluate(make_config(first_index=12), log_dir=tmp_path / "log")
+    result = evaluate(make_config(first_index=12), output=tmp_path / "log")
     result.save(tmp_path / "saved")
     for path in (tmp_path / "log", tmp_path / "saved"):
         loaded = load(path)
@@ -56,11 +56,11 @@ def test_a_result_and_a_log_come_back_with_their_range(tmp_path):
 
 def test_a_log_is_continued_by_its_own_range_only(tmp_path):
     """The difference is named, also where two results are compared."""
-    first = evaluate(make_config(), log_dir=tmp_path)
+    first = evaluate(make_config(), output=tmp_path)
     with refused(ComparisonError, "plan.first_index"):
         compare(first, evaluate(make_config(first_index=12)))
-    with refused(LogMismatch, "log_dir"):
-        evaluate(make_config(first_index=12), log_dir=tmp_path)
+    with refused(LogMismatch, "output"):
+        evaluate(make_config(first_index=12), output=tmp_path)
 
 
 def test_a_range_beyond_the_permutation_is_refused():
@@ -73,7 +73,7 @@ def test_a_range_beyond_the_permutation_is_refused():
 
 def test_what_was_written_before_there_were_ranges_is_read(tmp_path):
     """A manifest and a result without the field begin at 0, and the log is continued."""
-    result = evaluate(make_config(), log_dir=tmp_path)
+    result = evaluate(make_config(), output=tmp_path)
     path = tmp_path / "manifest.json"
     body = json.loads(path.read_text())
     assert body.pop("first_index") == 0
@@ -82,7 +82,7 @@ def test_what_was_written_before_there_were_ranges_is_read(tmp_path):
     path.write_text(json.dumps(head | {"checksum": checksum(body)} | body))
     assert Manifest.from_json(path.read_text()).first_index == 0
     assert load(tmp_path).fingerprint == result.fingerprint
-    assert evaluate(make_config(), log_dir=tmp_path).fingerprint == result.fingerprint
+    assert evaluate(make_config(), output=tmp_path).fingerprint == result.fingerprint
     described = result.to_dict()
     assert described["plan"].pop("first_index") == 0
     assert EvalResult.from_dict(described, result.table).plan_fingerprint == EpisodePlan(12, 5).fingerprint

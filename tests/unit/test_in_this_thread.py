@@ -278,7 +278,7 @@ def act(place):
     steps.append(place)
     if len(steps) > 20_000:
         os.kill(os.getpid(), signal.SIGINT)
-evaluate(config(act).evaluation(num_episodes=1_000_000), log_dir=sys.argv[1])
+evaluate(config(act).evaluation(num_episodes=1_000_000), output=sys.argv[1])
 """
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "run")],

@@ -23,7 +23,7 @@ def made(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         folder = make_folder(tmp_path_factory.mktemp("runs"), patch)
         assert call("run", "toy.yaml", "-q", "--output", "all/result").exit_code == 0
-        assert call("run", "toy.yaml", "-q", "--log-dir", "all/deeper/log").exit_code == 0
+        assert call("run", "toy.yaml", "-q", "--output", "all/deeper/log").exit_code == 0
         some = call("run", "toy.yaml", "-q", "--output", "all/some", *faulty(2, 0.4, 0.6))
         assert some.exit_code == ExitCode.PARTIAL
         shutil.copytree("all/deeper/log", "all/stopped")

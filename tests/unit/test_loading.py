@@ -37,7 +37,7 @@ def config(**evaluation):
 def finished(tmp_path_factory):
     """The folder of a complete run, and its result."""
     folder = tmp_path_factory.mktemp("finished") / "run"
-    return folder, evaluate(config(), ones, log_dir=folder)
+    return folder, evaluate(config(), ones, output=folder)
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_a_log_gives_back_the_result_of_its_run(finished):
 
 def test_the_limit_of_the_config_and_info_keys_are_those_of_the_run(tmp_path):
     strict = config(info_keys=("x",)).fault_tolerance(max_failed_episodes=0)
-    result = evaluate(strict, ones, log_dir=tmp_path)
+    result = evaluate(strict, ones, output=tmp_path)
     loaded = load(tmp_path)
     assert loaded.status == result.status == "failed"
     assert loaded.table.info_keys == ("x",)
@@ -74,7 +74,7 @@ def test_an_unfinished_log_is_partial_and_says_how_to_continue(finished, tmp_pat
     loaded = load(cut(finished[0], tmp_path / "cut", 9))
     assert loaded.status == "partial"
     assert len(loaded.episodes) == 9
-    assert f"--log-dir {tmp_path / 'cut'}" in loaded.reason
+    assert f"--output {tmp_path / 'cut'}" in loaded.reason
     assert loaded.timing.env_steps == 7
 
 
@@ -138,7 +138,7 @@ def test_another_record_beside_the_log_is_refused(finished, run, tmp_path):
 def test_a_complete_result_with_another_fingerprint_is_refused(tmp_path):
     """Even when only the summary says so."""
     calm = config().environment(env_kwargs={"env": "two_length", "attempt_rates": []})
-    evaluate(calm, ones, log_dir=tmp_path / "run").save(tmp_path / "run")
+    evaluate(calm, ones, output=tmp_path / "run").save(tmp_path / "run")
     path = tmp_path / "run" / "result.json"
     data = json.loads(path.read_text())
     assert data["status"] == "complete"
@@ -150,7 +150,7 @@ def test_a_complete_result_with_another_fingerprint_is_refused(tmp_path):
 
 def test_the_determinism_check_is_read_from_the_log(tmp_path):
     """What a second run of some episodes found is committed behind them."""
-    result = evaluate(config(determinism_check=0.2), ones, log_dir=tmp_path)
+    result = evaluate(config(determinism_check=0.2), ones, output=tmp_path)
     assert result.determinism.passed
     assert load(tmp_path).determinism == result.determinism
 
@@ -183,7 +183,7 @@ def test_a_manifest_whose_plan_is_not_its_own_is_refused(finished, tmp_path):
 def test_a_live_log_can_be_read(tmp_path):
     """While its driver is at work."""
     with EvalRunnerGroup(config().evaluation(num_episodes=100_000), ones) as group:
-        handle = group.submit(log_dir=tmp_path)
+        handle = group.submit(output=tmp_path)
         while not handle.progress().num_finished:
             assert not handle.done()
             time.sleep(0.01)

@@ -161,7 +161,7 @@ def test_another_evaluation_is_refused_with_the_difference(log_dir: Path) -> Non
     """Plan, identity, weights and info keys must be equal; the message shows only what differs, and the way out."""
     write_log(log_dir, make_batch([1]))
     other = {"environment": {"env": "CartPole-v1", "env_kwargs": {}}, "policy": "pkg:other"}
-    with refused(LogMismatch, "log_dir") as caught:
+    with refused(LogMismatch, "output") as caught:
         write_log(log_dir, seed=1, identity=other, weights={"version": 9, "digest": "4567"}, info_keys=("height",))
     assert caught.value.differences.splitlines()[1:] == [
         "  seed: 0 -> 1",
@@ -170,7 +170,7 @@ def test_another_evaluation_is_refused_with_the_difference(log_dir: Path) -> Non
         '  weights.digest: "0123" -> "4567"',
         '  info_keys: ["height", "x"] -> ["height"]',
     ]
-    assert "--log-dir" in caught.value.fix
+    assert "--output" in caught.value.fix
     assert_holds(read_log(log_dir), [1])
 
 
@@ -202,7 +202,7 @@ def test_without_a_log_reading_says_so(log_dir: Path) -> None:
 def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path, make: Callable[[Path], str | Path]) -> None:
     """The message names the folder and the reason, and no password."""
     (tmp_path / "file").touch()
-    with refused(ConfigError, "log_dir") as caught:
+    with refused(ConfigError, "output") as caught:
         EvaluationLog.open(make(tmp_path))
     assert "secret" not in str(caught.value)
     assert isinstance(open_storage(f"file://{tmp_path}"), LocalStorage)
@@ -269,7 +269,7 @@ def test_nothing_is_announced_before_it_is_written(
     log.append(make_batch([2]))
     assert log.poll() == []
     assert read_log(log_dir).rows.size == 0
-    with refused(LogError, "log_dir"):
+    with refused(LogError, "output"):
         log.flush(0.05)
     proceed.set()
     flushing.join()
@@ -283,7 +283,7 @@ def test_closing_drops_what_was_not_flushed(log_dir: Path, log: EvaluationLog) -
     log.append(make_batch([2]))
     log.close()
     log.close()
-    with refused(LogError, "log_dir"):
+    with refused(LogError, "output"):
         log.flush(1)
     assert_holds(read_log(log_dir), [1])
 
@@ -348,14 +348,14 @@ def test_a_full_disk_ends_in_an_error_with_the_words_of_the_system(
     tried = fail_writes(monkeypatch, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), float("inf"))
     log.append(make_batch([2]))
     for _ in range(2):
-        with refused(LogError, "log_dir") as caught:
+        with refused(LogError, "output") as caught:
             log.flush(10)
         assert os.strerror(errno.ENOSPC) in str(caught.value)
     assert len(tried) == 1 + writer.RETRIES
     [warned] = [one for one in caplog.records if one.levelname == "WARNING"]
     assert os.strerror(errno.ENOSPC) in warned.getMessage()
     assert len(log.poll()) == 1
-    with refused(LogError, "log_dir"):
+    with refused(LogError, "output"):
         log.poll()
     monkeypatch.undo()
     assert_holds(read_log(log_dir), [1])
@@ -366,7 +366,7 @@ def test_who_flushes_does_not_wait_for_the_next_retry(log: EvaluationLog, monkey
     fail_writes(monkeypatch, OSError(errno.EIO, os.strerror(errno.EIO)), 1)
     monkeypatch.setattr(writer, "RETRY_SECONDS", (1000, 1000))
     log.append(make_batch([2]))
-    with refused(LogError, "log_dir"):
+    with refused(LogError, "output"):
         log.flush(0.1)
     log.flush(10)
     assert len(log.poll()) == 1
@@ -376,14 +376,14 @@ def test_rows_that_cannot_be_written_are_no_silence(log: EvaluationLog) -> None:
     """Whatever ends the writer, the driver hears of it."""
     batch = make_batch([1])
     batch.rows["outcome"] = 77
-    with refused(LogError, "log_dir"):
+    with refused(LogError, "output"):
         write(log, batch)
 
 
 def test_a_folder_that_is_removed_under_a_run_ends_it(log_dir: Path, log: EvaluationLog) -> None:
     """Nothing is written into a folder that does not hold the claim any more."""
     shutil.rmtree(log_dir)
-    with refused(LogError, "log_dir", value=str(log_dir)):
+    with refused(LogError, "output", value=str(log_dir)):
         write(log, make_batch([1]))
     assert not log_dir.exists()
 
@@ -410,7 +410,7 @@ def test_a_disk_without_room_for_a_claim(small_disk: Path, monkeypatch: pytest.M
     with suppress(OSError), ballast.open("wb", buffering=0) as file:
         while True:
             file.write(b"x" * 512)
-    with refused(LogError, "log_dir"):
+    with refused(LogError, "output"):
         EvaluationLog.open(log_dir)
     ballast.unlink()
     write_log(log_dir, make_batch([2]))
@@ -424,7 +424,7 @@ def test_a_file_system_that_is_read_only(small_disk: Path) -> None:
     write_log(log_dir, make_batch([1]))
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     assert_holds(read_log(log_dir), [1])
-    with refused(ConfigError, "log_dir"):
+    with refused(ConfigError, "output"):
         EvaluationLog.open(log_dir)
 
 
@@ -434,7 +434,7 @@ def test_a_limit_on_file_sizes_is_an_error(log_dir: Path, log: EvaluationLog, mo
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (3000, hard))
     try:
-        with refused(LogError, "log_dir"):
+        with refused(LogError, "output"):
             write(log, make_batch([1]))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -553,7 +553,7 @@ def test_a_manifest_of_another_program_is_left_alone(log_dir: Path, text: str) -
         write_log(log_dir, make_batch([5]))
         assert_holds(read_log(log_dir), [5])
         return
-    with refused(ConfigError, "log_dir", value=str(log_dir)):
+    with refused(ConfigError, "output", value=str(log_dir)):
         write_log(log_dir)
     assert path.read_text() == text
     assert [path.name for path in log_dir.iterdir()] == ["manifest.json"]

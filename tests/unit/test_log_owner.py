@@ -81,13 +81,13 @@ def test_a_driver_keeps_others_out_until_it_is_dead(tmp_path: Path, clock: Clock
     process = start_driver(DRIVER, str(tmp_path))
     try:
         assert process.stdout.readline() == "open\n"
-        with refused(LogOwned, "log_dir", value=str(tmp_path)):
+        with refused(LogOwned, "output", value=str(tmp_path)):
             EvaluationLog.open(tmp_path)
         process.stdin.write("1 2\n")
         process.stdin.flush()
         assert process.stdout.readline() == "done\n"
         os.kill(process.pid, signal.SIGSTOP)
-        with refused(LogOwned, "log_dir", value=str(tmp_path)):
+        with refused(LogOwned, "output", value=str(tmp_path)):
             EvaluationLog.open(tmp_path)
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
@@ -112,7 +112,7 @@ def test_a_process_number_alone_is_nobody(storage: Storage, changes: dict[str, A
 def test_the_same_process_may_not_write_twice(tmp_path: Path) -> None:
     """A log that is open in this process is open; a closed one is free at once."""
     log = EvaluationLog.open(tmp_path)
-    with refused(LogOwned, "log_dir", value=str(tmp_path)):
+    with refused(LogOwned, "output", value=str(tmp_path)):
         EvaluationLog.open(tmp_path)
     log.close()
     EvaluationLog.open(tmp_path).close()
@@ -166,7 +166,7 @@ def test_a_heart_that_beats_elsewhere_keeps_others_out(
 ) -> None:
     """A driver that cannot be asked is alive when its claim changes."""
     clock.on_sleep = lambda: clock.now > ownership.BEAT_SECONDS and elsewhere.beat(7)
-    with refused(LogOwned, "log_dir", value=storage.label):
+    with refused(LogOwned, "output", value=storage.label):
         take_ownership(storage)
     elsewhere.check()
 
@@ -181,7 +181,7 @@ def test_a_claim_that_stands_still_is_taken_over(
     assert take_ownership(storage).epoch == 2
     assert ownership.MISSED_BEATS * ownership.BEAT_SECONDS <= clock.now < 20
     for call in (elsewhere.check, lambda: elsewhere.beat(1), lambda: elsewhere.release(1)):
-        with refused(LogFenced, "log_dir"):
+        with refused(LogFenced, "output"):
             call()
 
 
@@ -198,7 +198,7 @@ def test_a_released_claim_is_taken_over_at_once(storage: Storage, elsewhere: own
 def test_a_store_that_lets_two_create_one_claim_is_found_out(storage: Storage, elsewhere: ownership.Ownership) -> None:
     """The one whose claim was overwritten is told at its next heartbeat, and leaves the other's claim alone."""
     make_claim(storage, token="other")
-    with refused(LogFenced, "log_dir"):
+    with refused(LogFenced, "output"):
         elsewhere.beat(1)
     assert read_claims(storage)[0].token == "other"
 
@@ -229,7 +229,7 @@ def test_a_driver_that_wakes_up_late_writes_nothing(tmp_path: Path, late: Evalua
     assert log.begin(make_manifest()).rows["index"].tolist() == [1, 2]
     before = files_of(tmp_path)
     late.append(make_batch([3]))
-    with refused(LogFenced, "log_dir"):
+    with refused(LogFenced, "output"):
         late.flush(20)
     late.close()
     assert files_of(tmp_path) == before
@@ -260,7 +260,7 @@ def test_an_idle_driver_notices_that_it_was_replaced(tmp_path: Path, monkeypatch
     log.begin(make_manifest())
     LocalStorage(tmp_path).create("owners/000002", b"{}")
     log._thread.join(20)
-    with refused(LogFenced, "log_dir"):
+    with refused(LogFenced, "output"):
         log.poll()
     log.close()
 
@@ -280,7 +280,7 @@ def test_the_heart_beats_while_writes_fail(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(LocalStorage, "write", failing)
     log.append(make_batch([1]))
-    with refused(LogError, "log_dir"):
+    with refused(LogError, "output"):
         log.flush(20)
     assert claim_of(tmp_path)["beat"] >= 3
     log.close()

@@ -103,7 +103,7 @@ def test_run_kill_continue(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
             first.stdin.write(f"{line}\n")
             first.stdin.flush()
             assert first.stdout.readline() == f"{line}\n"
-        with refused(LogOwned, "log_dir", value=open_storage(uri).label):
+        with refused(LogOwned, "output", value=open_storage(uri).label):
             EvaluationLog.open(uri)
     finally:
         first.kill()
@@ -147,7 +147,7 @@ def test_damage(uri: str, damage: str) -> None:
     contents = log.begin(make_manifest())
     assert contents.rows["index"].tolist() == [0, 1, 3]
     assert len(contents.damaged) == 1
-    with refused(LogMismatch, "log_dir"):
+    with refused(LogMismatch, "output"):
         log.begin(make_manifest(seed=7))
     log.append(make_batch([2]))
     log.flush(20)
@@ -159,13 +159,13 @@ def test_what_cannot_be_used_is_refused(uri: str, monkeypatch: pytest.MonkeyPatc
     """No log, no bucket, no such option, no package: the message names the place and the reason, and no secret."""
     with refused(LogError, "manifest.json"):
         read_log(uri)
-    with refused(ConfigError, "log_dir"):
+    with refused(ConfigError, "output"):
         EvaluationLog.open("s3://me:secret@nobucket/" + uri.partition("/runs/")[2])
-    with refused(ConfigError, "log_dir") as caught:
+    with refused(ConfigError, "output") as caught:
         open_storage(f"{uri}&nosuch=hidden1")
     assert not {"secret", "hidden1"} & set(str(caught.value).replace("=", "@").split("@"))
     monkeypatch.setitem(sys.modules, "obstore.store", None)
-    with refused(ConfigError, "log_dir"):
+    with refused(ConfigError, "output"):
         open_storage(uri)
 
 

@@ -29,7 +29,7 @@ def load(path):
     gain = json.loads(Path(path).read_text())
     return lambda observations: (observations[:, 2] + gain * observations[:, 3] > 0).astype(np.int64)
 """
-RUN = ("run", "gain.yaml", "--log-dir", "runs/gain", "--quiet")
+RUN = ("run", "gain.yaml", "--output", "runs/gain", "--quiet")
 
 
 @pytest.fixture

@@ -511,7 +511,7 @@ def test_each_agent_says_which_version_of_its_policys_weights_it_had(tmp_path: P
         group.sync_weights({"hawk": peaked(2)})
         assert versions(group.evaluate()) == {"hawk": {1}, "dove": {0}}
         group.sync_weights({"dove": peaked(2)}, version=7)
-        result = group.evaluate(log_dir=tmp_path)
+        result = group.evaluate(output=tmp_path)
         assert versions(result) == versions(load(tmp_path)) == {"hawk": {1}, "dove": {7}}
         assert {record.weights_version for record in result.episodes} == {7}
 
@@ -555,7 +555,7 @@ def test_each_policy_is_on_its_own_device_and_the_numerics_say_on_which() -> Non
 
 def test_the_agents_of_a_result_are_read_by_seat(tmp_path: Path) -> None:
     """One row per episode and agent, with its policy; also from disk; numbers by agent and by policy."""
-    result = evaluate(crowd_config(by_index), log_dir=tmp_path / "log")
+    result = evaluate(crowd_config(by_index), output=tmp_path / "log")
     result.save(tmp_path / "saved")
     for one in (result, EvalResult.load(tmp_path / "saved"), load(tmp_path / "log")):
         np.testing.assert_array_equal(one.agents, result.agents)
@@ -626,7 +626,7 @@ def test_an_evaluation_of_one_agent_has_no_agents() -> None:
 def test_a_replay_has_the_weights_of_every_policy(tmp_path: Path) -> None:
     """Those of the live modules, if they are still what they were; others are refused."""
     config = modules_config(peaked(3), peaked(1))
-    evaluate(config, log_dir=tmp_path)
+    evaluate(config, output=tmp_path)
     assert replay(tmp_path, 4, config=config).differences == {}
     assert replay(tmp_path, 4, config=config, policy={"hawk": peaked(3)}).differences == {}
     with refused(WeightsError, "weights"):

@@ -237,19 +237,19 @@ class Counting:
 def test_a_factory_that_changes_while_it_is_evaluated_is_described_once(tmp_path: Path) -> None:
     config = EvalConfig().environment(Counting()).evaluation(num_episodes=12).policy("random")
     config.environment(env_reuse="episode").runners(num_runners=0, num_envs_per_runner=1)
-    result = evaluate(config, log_dir=tmp_path)
+    result = evaluate(config, output=tmp_path)
     result.save(tmp_path)
     assert EvalResult.load(tmp_path).fingerprint == result.fingerprint
 
 
 @pytest.mark.parametrize("form", ["env_kwargs", "partial", "lambda"])
 def test_results_of_other_objects_are_neither_compared_nor_continued(form: str, tmp_path: Path) -> None:
-    first = evaluate(configured("3", form), log_dir=tmp_path)
+    first = evaluate(configured("3", form), output=tmp_path)
     with refused(ComparisonError):
         compare(first, evaluate(configured("6", form)))
     with refused(LogMismatch):
-        evaluate(configured("6", form), log_dir=tmp_path)
-    assert evaluate(configured("3", form), log_dir=tmp_path).fingerprint == first.fingerprint
+        evaluate(configured("6", form), output=tmp_path)
+    assert evaluate(configured("3", form), output=tmp_path).fingerprint == first.fingerprint
     with refused(ConfigError):
         replay(first, 0, trust=True)
     assert replay(first, 0, config=configured("3", form)).identical

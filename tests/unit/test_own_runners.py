@@ -256,12 +256,12 @@ def config(runner: type, lanes: int | None = None, runners: int = 0) -> EvalConf
 @pytest.mark.parametrize("cls", [BatchedToy, TwoAgentToy])
 def test_a_runner_of_its_own_is_evaluated_as_any_other(cls: Any, tmp_path: Path) -> None:
     """Exactly N, the same in every layout, with a log that is continued, a check and a cancelled evaluation."""
-    whole = evaluate(config(cls), log_dir=tmp_path / "log")
+    whole = evaluate(config(cls), output=tmp_path / "log")
     assert whole.status == "complete"
     assert {record.index for record in whole.episodes} == set(range(300))
     for lanes in (1, 7, 1000):
         assert evaluate(config(cls, lanes)).fingerprint == whole.fingerprint
-    assert evaluate(config(cls), log_dir=tmp_path / "log").fingerprint == whole.fingerprint
+    assert evaluate(config(cls), output=tmp_path / "log").fingerprint == whole.fingerprint
     with EvalRunnerGroup(config(cls)) as group:
         group.submit().cancel()
         assert group.evaluate().fingerprint == whole.fingerprint
@@ -270,8 +270,8 @@ def test_a_runner_of_its_own_is_evaluated_as_any_other(cls: Any, tmp_path: Path)
 
 def test_the_columns_of_a_runner_are_in_every_record_and_in_the_log(tmp_path: Path) -> None:
     """Per-agent returns add up to the return, also when they are read back."""
-    evaluate(config(TwoAgentToy), log_dir=tmp_path)
-    for record in evaluate(config(TwoAgentToy), log_dir=tmp_path).episodes:
+    evaluate(config(TwoAgentToy), output=tmp_path)
+    for record in evaluate(config(TwoAgentToy), output=tmp_path).episodes:
         assert set(record.info) == {"return_a", "return_b"}
         assert sum(record.info.values()) == record.episode_return
 

@@ -189,7 +189,7 @@ def test_episodes_before_an_equal_probe_count(server: Server) -> None:
 def test_what_is_set_aside_stays_in_the_log_and_runs_again(server: Server, tmp_path: Path) -> None:
     """With the first policy, the run that continues has the result of the undisturbed run."""
     full = undisturbed(server)
-    result = evaluate(config(Remote(server.port, 60.0), replaced(server)), log_dir=tmp_path)
+    result = evaluate(config(Remote(server.port, 60.0), replaced(server)), output=tmp_path)
     assert result.status == "partial"
     found, kept = read_log(tmp_path), load(tmp_path)
     assert (len(found.rows), len(found.set_aside)) == (0, EPISODES)
@@ -197,7 +197,7 @@ def test_what_is_set_aside_stays_in_the_log_and_runs_again(server: Server, tmp_p
     written = [read_episodes(pq.read_table(path))[0] for path in tmp_path.glob("segments/*-episodes-*")]
     assert sum(int((rows["outcome"] == Outcome.COMPLETED).sum()) for rows in written) == EPISODES
     replaced(server, 1.0)()
-    again = evaluate(config(Remote(server.port, 60.0)), log_dir=tmp_path)
+    again = evaluate(config(Remote(server.port, 60.0)), output=tmp_path)
     assert (again.status, again.fingerprint) == ("complete", full.fingerprint)
     assert load(tmp_path).fingerprint == full.fingerprint
     assert not again.audit_mismatches

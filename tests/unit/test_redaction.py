@@ -220,14 +220,14 @@ def test_a_command_line_is_redacted_by_name_and_place() -> None:
         "rl-eval", "run", "c.yaml", "--set", "environment.env_kwargs.api_key=abc", "--set=policy.policy_kwargs.token=x",
         "--set", "runners.runtime_env.env_vars.DATABASE=abc", "--set", "runners.runtime_env={env_vars: {A: b}}",
         "--set", "runners.runtime_env.env_vars.OMP_NUM_THREADS=1", "--password", "abc", "--api-key=abc", "--seed", "7",
-        "--log-dir", "s3://a:b@c/d?sig=e", "--token", "--quiet",
+        "--output", "s3://a:b@c/d?sig=e", "--token", "--quiet",
     ]  # fmt: skip
     assert redact_command(command) == [
         "rl-eval", "run", "c.yaml", "--set", "environment.env_kwargs.api_key=***",
         "--set=policy.policy_kwargs.token=***", "--set", "runners.runtime_env.env_vars.DATABASE=***",
         "--set", "runners.runtime_env=***", "--set", "runners.runtime_env.env_vars.OMP_NUM_THREADS=1",
         "--password", "***", "--api-key=***", "--seed", "7",
-        "--log-dir", "s3://***@c/d?sig=***", "--token", "--quiet",
+        "--output", "s3://***@c/d?sig=***", "--token", "--quiet",
     ]  # fmt: skip
 
 

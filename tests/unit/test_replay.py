@@ -100,7 +100,7 @@ def save_weights(seed=0):
 def test_weights_noise_and_inference_are_those_of_the_run(module, deterministic):
     """A sampled action depends on all of them."""
     save_weights()
-    evaluate(mlp_config(deterministic=deterministic), log_dir="run")
+    evaluate(mlp_config(deterministic=deterministic), output="run")
     for index in (0, 24):
         replayed = replay("run", index)
         assert replayed.identical
@@ -110,7 +110,7 @@ def test_weights_noise_and_inference_are_those_of_the_run(module, deterministic)
 
 def test_settings_of_ray_and_of_deadlines_are_left_out(module):
     """They hold for processes; the episode runs in this one."""
-    evaluate(config(), log_dir="run")
+    evaluate(config(), output="run")
     manifest = Path("run/manifest.json")
     from rl_eval.log import Manifest
 
@@ -133,7 +133,7 @@ def test_a_run_with_keys_that_are_gone_is_replayed(module):
 
 def test_the_attempt_that_counted_runs_again(module):
     """Those before it failed, and may have killed or hung their runner."""
-    result = evaluate(config(attempt_rates=[0.9]), log_dir="run")
+    result = evaluate(config(attempt_rates=[0.9]), output="run")
     index = next(record.index for record in result.episodes if record.attempts == 2)
     replayed = replay("run", index)
     assert replayed.identical
@@ -144,7 +144,7 @@ def test_the_attempt_that_counted_runs_again(module):
 def test_a_failed_episode_fails_again(module):
     """With the same error."""
     strict = config(attempt_rates=[0.9, 0.9]).fault_tolerance(max_attempts_per_episode=2)
-    result = evaluate(strict, log_dir="run")
+    result = evaluate(strict, output="run")
     index = next(record.index for record in result.episodes if record.outcome == "failed")
     replayed = replay("run", index)
     assert replayed.identical
@@ -154,7 +154,7 @@ def test_a_failed_episode_fails_again(module):
 
 def test_what_differs_is_named(module):
     """The environment has changed since."""
-    evaluate(config().environment("replay_toys:shifted", env_kwargs={}), log_dir="run")
+    evaluate(config().environment("replay_toys:shifted", env_kwargs={}), output="run")
     module.SHIFT = 2.0**-40
     replayed = replay("run", 4)
     assert not replayed.identical
@@ -187,7 +187,7 @@ def test_an_episode_without_a_record_is_refused(module, index):
 def test_changed_weights_are_refused(module):
     """The file was overwritten by a later checkpoint."""
     save_weights()
-    evaluate(mlp_config(), log_dir="run")
+    evaluate(mlp_config(), output="run")
     save_weights(seed=1)
     with refused(WeightsError, "weights"):
         replay("run", 0)
@@ -199,7 +199,7 @@ def test_changed_weights_are_refused(module):
 def test_a_live_module_is_given_again(module):
     """Its name is in the provenance, and its weights are checked."""
     base = EvalConfig().environment("CartPole-v1").evaluation(num_episodes=6)
-    evaluate(base, make_net(), log_dir="run")
+    evaluate(base, make_net(), output="run")
     with refused(WeightsError, "policy"):
         replay("run", 2)
     net = make_net().train()
@@ -226,7 +226,7 @@ def test_live_objects_of_a_config_are_given_again(module, given):
         live.environment(lambda context: two_length(context), env_kwargs={})  # noqa: PLW0108
     else:
         live.environment(env_kwargs={"attempt_rates": np.zeros(2)})
-    evaluate(live, log_dir="run")
+    evaluate(live, output="run")
     with refused(ConfigError, "environment.env_kwargs.attempt_rates" if given == "array" else "environment.env"):
         replay("run", 2)
     assert replay("run", 2, config=live).identical
@@ -235,7 +235,7 @@ def test_live_objects_of_a_config_are_given_again(module, given):
 
 def test_a_live_function_that_is_no_factory_is_given_again(module):
     """By its name it looks like one."""
-    evaluate(config(), module.steering, log_dir="run")
+    evaluate(config(), module.steering, output="run")
     with refused(ConfigError, "policy.policy_kwargs"):
         replay("run", 2)
     assert replay("run", 2, policy=module.steering).identical
@@ -244,6 +244,6 @@ def test_a_live_function_that_is_no_factory_is_given_again(module):
 
 def test_another_config_is_refused(module):
     """It would be no surprise if the episode differed."""
-    evaluate(config(), log_dir="run")
+    evaluate(config(), output="run")
     with refused(UsageError, "config", value="environment, gamma"):
         replay("run", 2, config=config(attempt_rates=[0.5]).evaluation(gamma=0.5))

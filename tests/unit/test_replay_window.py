@@ -17,7 +17,7 @@ toys = pytest.fixture(world)
 
 def evaluated(env="tests.unit.render_world:painted", **env_kwargs):
     config = EvalConfig().environment(env, env_kwargs=env_kwargs).policy("tests.unit.render_world:ones")
-    return evaluate(config.evaluation(num_episodes=6, seed=3, determinism_check=0.0), log_dir="run")
+    return evaluate(config.evaluation(num_episodes=6, seed=3, determinism_check=0.0), output="run")
 
 
 def test_the_window_shows_the_reset_and_every_step_of_the_chosen_episodes(toys):

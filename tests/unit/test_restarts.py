@@ -70,13 +70,13 @@ def test_a_signal_is_forwarded_and_ends_the_restarts(tmp_path: Path, moment: str
 
 
 def test_the_child_has_the_same_command_without_the_option() -> None:
-    kept = ["run", "config.yaml", "--log-dir=s3://bucket/run", "--set", "a.b=1", "--quiet"]
+    kept = ["run", "config.yaml", "--output=s3://bucket/run", "--set", "a.b=1", "--quiet"]
     for position in range(1, len(kept) + 1):
         for option in (["--max-restarts", "7"], ["--max-restarts=7"]):
             assert without_option([*kept[:position], *option, *kept[position:]]) == kept
 
 
-@pytest.mark.parametrize("arguments", [[], ["--log-dir", "there", "--fresh"]])
+@pytest.mark.parametrize("arguments", [[], ["--output", "there", "--fresh"]])
 def test_what_cannot_be_continued_is_refused(arguments: list[str]) -> None:
     assert call("run", "config.yaml", "--max-restarts", 3, *arguments).exit_code == ExitCode.USAGE
 
@@ -102,7 +102,7 @@ def test_an_evaluation_survives_kill_9_of_its_process_and_saves_when_asked_to_en
     """
     make_folder(tmp_path, monkeypatch)
     Path("slow").touch()
-    run = ["run", "toy.yaml", "--log-dir", "log", "--quiet", "--num-envs-per-runner", 1]
+    run = ["run", "toy.yaml", "--output", "log", "--quiet", "--num-envs-per-runner", 1]
     run += ["--set", "environment.env_kwargs={slow: slow, pause_s: 0.1}"]
     with start(*run, "--max-restarts", 3, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:

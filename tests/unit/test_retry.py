@@ -18,7 +18,7 @@ from tests.unit.log_world import make_batch, make_manifest
 @pytest.fixture
 def flaky(folder):
     """A run in which some episodes failed twice; nothing fails a third time."""
-    outcome = call("run", "toy.yaml", "--log-dir", "runs", *faulty(2, 0.4, 0.6))
+    outcome = call("run", "toy.yaml", "--output", "runs", *faulty(2, 0.4, 0.6))
     assert outcome.exit_code == ExitCode.PARTIAL
     assert "rl-eval run --retry runs" in outcome.stderr
     return load("runs")
@@ -28,7 +28,7 @@ def test_a_retry_gives_the_result_of_a_run_with_more_attempts(flaky):
     """Bit for bit, with all faults of either session, and a note that says what happened."""
     outcome = call("run", "--retry", "runs")
     assert outcome.exit_code == 0, outcome.output
-    assert call("run", "toy.yaml", "--log-dir", "whole", *faulty(5, 0.4, 0.6)).exit_code == 0
+    assert call("run", "toy.yaml", "--output", "whole", *faulty(5, 0.4, 0.6)).exit_code == 0
     found, whole = load("runs"), load("whole")
     assert found.fingerprint == whole.fingerprint
     assert found.status == "complete"
@@ -42,7 +42,7 @@ def test_a_retry_gives_the_result_of_a_run_with_more_attempts(flaky):
 
 def test_what_fails_again_is_failed_and_can_be_retried_again(folder):
     """Attempts are counted on, and no fault is lost."""
-    call("run", "toy.yaml", "--log-dir", "runs", *faulty(1, 0.3, 1.0, 1.0, 0.0))
+    call("run", "toy.yaml", "--output", "runs", *faulty(1, 0.3, 1.0, 1.0, 0.0))
     first = load("runs")
     assert call("run", "--retry", "runs", "--attempts", 2).exit_code == ExitCode.PARTIAL
     second = load("runs")
@@ -68,7 +68,7 @@ def test_a_retry_that_did_not_come_to_run_leaves_a_log_to_continue(flaky, monkey
 
 
 def test_where_nothing_failed_nothing_runs(folder):
-    call("run", "toy.yaml", "--log-dir", "runs")
+    call("run", "toy.yaml", "--output", "runs")
     before = sorted(Path("runs/segments").iterdir())
     assert call("run", "--retry", "runs").exit_code == 0
     assert sorted(Path("runs/segments").iterdir()) == before
@@ -84,7 +84,7 @@ def test_other_code_is_refused_before_anything_is_put_aside(folder):
     source = Path("cli_toys.py").read_text()
     broken = source.replace("self.episodes += 1", "self.episodes += 1\n        assert self.np_random.random() < 0.8")
     Path("cli_toys.py").write_text(broken)
-    assert call("run", "toy.yaml", "--log-dir", "runs").exit_code == ExitCode.PARTIAL
+    assert call("run", "toy.yaml", "--output", "runs").exit_code == ExitCode.PARTIAL
     before = load("runs")
     Path("cli_toys.py").write_text(source)
     outcome = call("run", "--retry", "runs")

@@ -90,9 +90,9 @@ def test_no_command_writes_or_prints_a_secret(folder: Path) -> None:
     said("run", "planted.yaml", *SET)
     uri = f"file://{folder}/log"
     for _ in range(2):
-        said("run", "planted.yaml", *SET, "--log-dir", "runs/one", "--output", "results")
-    said("run", "planted.yaml", *SET, "--log-dir", uri)
-    assert "file://" in said("run", "planted.yaml", *SET, "--log-dir", uri, "--fresh")
+        said("run", "planted.yaml", *SET, "--output", "runs/one", "--output", "results")
+    said("run", "planted.yaml", *SET, "--output", uri)
+    assert "file://" in said("run", "planted.yaml", *SET, "--output", uri, "--fresh")
     faults = said("show", "runs/one", "--faults")
     assert "ConnectionError: https://***@there/x?sig=*** refused the key '***'" in faults
     for command in (("show", "runs/one"), ("show", "results", "--json"), ("show", "results", "--episodes", "3")):
@@ -133,9 +133,9 @@ def test_the_command_line_of_a_process_is_kept_without_its_secrets(folder: Path)
         (("--set", f"runners.runtime_env=K={secret('text')}"), ExitCode.USAGE),
         ((*BROKEN, "--set", f"environment.env_kwargs.dsn=password={secret('dsn')}"), ExitCode.FAILED),
         ((*BROKEN, "--set", f"environment.env_kwargs.args=[--token, '{secret('o')}']"), ExitCode.FAILED),
-        (("--log-dir", f"nosuch://me:{secret('wrong')}@there/x?token={secret('wrong')}"), ExitCode.USAGE),
+        (("--output", f"nosuch://me:{secret('wrong')}@there/x?token={secret('wrong')}"), ExitCode.USAGE),
     ],
-    ids=["constructor", "traceback", "env_vars", "value", "quotes", "runtime_env", "dsn", "args", "log_dir"],
+    ids=["constructor", "traceback", "env_vars", "value", "quotes", "runtime_env", "dsn", "args", "output"],
 )
 def test_no_error_message_has_a_secret(folder: Path, args: tuple[str, ...], code: int) -> None:
     assert "***" in said("run", "planted.yaml", *args, code=code)
@@ -144,8 +144,8 @@ def test_no_error_message_has_a_secret(folder: Path, args: tuple[str, ...], code
 
 def test_another_secret_is_another_run_and_a_masked_config_is_not_replayed(folder: Path) -> None:
     """The log holds a digest, and not the value."""
-    said("run", "planted.yaml", "--log-dir", "runs")
-    again = said("run", "planted.yaml", "--log-dir", "runs", *SET, code=ExitCode.USAGE)
+    said("run", "planted.yaml", "--output", "runs")
+    again = said("run", "planted.yaml", "--output", "runs", *SET, code=ExitCode.USAGE)
     assert "policy_kwargs.token: " in again
     message = said("replay", "runs", "--episodes", "1", code=ExitCode.USAGE)
     for key in ("environment.env_kwargs.api_key", "environment.env_kwargs.url", "policy.policy_kwargs.token"):
@@ -168,7 +168,7 @@ def live(**env_kwargs: Any) -> EvalConfig:
 
 
 def test_a_replay_with_the_config_given_again_is_identical(tmp_path: Path) -> None:
-    evaluate(live(api_key=secret("live")), log_dir=tmp_path)
+    evaluate(live(api_key=secret("live")), output=tmp_path)
     with refused(ConfigError, "environment.env_kwargs.api_key"):
         rl_eval.replay(tmp_path, 1, policy=zeros)
     assert rl_eval.replay(tmp_path, 1, live(api_key=secret("live")), policy=zeros).identical

@@ -268,7 +268,7 @@ def test_a_secret_is_split_from_what_is_pickled(given):
 
 
 def test_a_folder_has_one_service(world):
-    with refused(ConfigError, "log_dir"):
+    with refused(ConfigError, "output"):
         world.begin("second")
 
 

@@ -58,7 +58,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "")
     make_folder(tmp_path, monkeypatch)
-    assert call("run", "toy.yaml", "-q", "--log-dir", "runs").exit_code == 0
+    assert call("run", "toy.yaml", "-q", "--output", "runs").exit_code == 0
     return tmp_path
 
 

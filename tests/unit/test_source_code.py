@@ -213,7 +213,7 @@ def texts(log_dir: Path) -> Iterator[str]:
 def test_changed_code_is_refused_with_the_difference_named(tmp_path: Path) -> None:
     session(tmp_path, described(), 0, 1)
     before = (tmp_path / "manifest.json").read_bytes()
-    with refused(LogMismatch, "log_dir") as caught:
+    with refused(LogMismatch, "output") as caught:
         session(tmp_path, described("b" * 64, "1.1"), 2)
 
     for named in ("/home/me/my/envs.py", "my.envs", "a" * 12, "b" * 12, "ale_py", "1.0", "1.1", "--accept-code-change"):
@@ -230,7 +230,7 @@ def test_an_accepted_change_is_an_amendment_and_a_note(tmp_path: Path) -> None:
     session(tmp_path, described("b" * 64), 2, accept=True)
     first = list(texts(tmp_path))
     session(tmp_path, described("b" * 64), 4)
-    with refused(LogMismatch, "log_dir") as caught:
+    with refused(LogMismatch, "output") as caught:
         session(tmp_path, described(), 5)
     assert all(sha * 12 in str(caught.value) for sha in "ab")
     session(tmp_path, described("c" * 64), 5, accept=True)

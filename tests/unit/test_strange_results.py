@@ -160,7 +160,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "rl_eval.testing:faulty", env_kwargs={"env": "two_length", "attempt_rates": [0.6]}
     )
     config.evaluation(num_episodes=EPISODES, return_bounds=(0.0, 1.0)).fault_tolerance(max_attempts_per_episode=2)
-    evaluate(config, ones, log_dir=folder)
+    evaluate(config, ones, output=folder)
     return folder
 
 

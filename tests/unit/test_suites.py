@@ -315,7 +315,7 @@ def test_a_condition_file_that_changed_is_an_error_of_its_cells(tmp_path: Path) 
     for planned in suite.cells:
         ledger = Ledger(tmp_path / "out", suite.definition)
         ledger.claim(planned)
-        write_text(ledger.log_dir(planned) / "manifest.json", "{}")
+        write_text(ledger.folder_of(planned) / "manifest.json", "{}")
     rows.write_text('[{"id": "a", "low": -0.02, "high": 0.02}]')
     states = Suite.from_dict(values, tmp_path).result(tmp_path / "out").cells
     assert [state.status for state in states] == ["error", "missing"]

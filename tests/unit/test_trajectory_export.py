@@ -223,7 +223,7 @@ def test_episodes_that_cannot_be_had_are_named(ran: Any, tmp_path: Path) -> None
 def test_the_command_exports_chosen_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     made = EvalConfig().environment("rl_eval.testing:dict_observation").policy("rl_eval.testing:make_dict_policy")
-    evaluate(made.evaluation(num_episodes=5), log_dir="run")
+    evaluate(made.evaluation(num_episodes=5), output="run")
     options = ["export", "run", "--to", "npz", "-o", "steps.npz"]
     ran = call(*options, "--episodes", "3,0-1")
     assert ran.exit_code == 0, ran.output

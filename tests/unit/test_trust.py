@@ -42,7 +42,7 @@ def stranger(tmp_path, monkeypatch, toys):
     (tmp_path / "cli_toys.py").rename(tmp_path / f"{toys}.py")
     config = tmp_path / "toy.yaml"
     config.write_text(config.read_text().replace("cli_toys", toys))
-    assert call_alone("run", "toy.yaml", "--log-dir", "runs", "--output", "out/toy").returncode == 0
+    assert call_alone("run", "toy.yaml", "--output", "runs", "--output", "out/toy").returncode == 0
     (tmp_path / f"{toys}.py").rename(tmp_path / f"{toys}_kept.py")
     (tmp_path / f"{toys}.py").write_text(TRAP.format(kept=f"{toys}_kept"))
     return tmp_path
@@ -88,7 +88,7 @@ def test_trust_a_config_and_what_this_process_evaluated_run(stranger, toys, monk
     Path("out/toy/result.json").write_text(json.dumps(saved))
     outcome = call("replay", "out/toy", "--episodes", 3, "--trust")
     assert outcome.exit_code == 0, outcome.output
-    assert call("run", "toy.yaml", "--log-dir", "own").exit_code == 0
+    assert call("run", "toy.yaml", "--output", "own").exit_code == 0
     assert replay("runs", 3).identical
     other = load("own")
     other.provenance["config"]["policy"]["policy"] = f"{toys}:alternate"

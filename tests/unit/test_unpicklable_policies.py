@@ -138,10 +138,10 @@ def test_a_module_that_cannot_be_copied_is_rejected():
 def test_the_log_of_a_policy_without_a_digest_needs_consent(tmp_path):
     """Another object of the same class may act otherwise."""
     session = Session()
-    first = evaluate(CONFIG, session, log_dir=tmp_path / "log")
-    assert evaluate(CONFIG, session, log_dir=tmp_path / "log").fingerprint == first.fingerprint
-    with refused(LogMismatch, "log_dir"):
-        evaluate(CONFIG, Session(), log_dir=tmp_path / "log")
-    again = evaluate(CONFIG, Session(), log_dir=tmp_path / "log", accept_code_change=True)
+    first = evaluate(CONFIG, session, output=tmp_path / "log")
+    assert evaluate(CONFIG, session, output=tmp_path / "log").fingerprint == first.fingerprint
+    with refused(LogMismatch, "output"):
+        evaluate(CONFIG, Session(), output=tmp_path / "log")
+    again = evaluate(CONFIG, Session(), output=tmp_path / "log", accept_code_change=True)
     assert again.fingerprint == first.fingerprint
     np.testing.assert_array_equal(again.table.rows["episode_return"], first.table.rows["episode_return"])

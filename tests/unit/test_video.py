@@ -343,7 +343,7 @@ RECORD = ("replay", "run", "--video")
 
 def test_the_command_records_where_reports_find_the_videos(toys):
     """With code 0 if all came out as recorded; the run stays what it is; a run elsewhere has no such folder."""
-    result = evaluate(config(fails=[2]), log_dir="run")
+    result = evaluate(config(fails=[2]), output="run")
     outcome = call(*RECORD, "--select", "best,failed", "--max-frames", 4, "--fps", 5)
     assert outcome.exit_code == 0, outcome.output
     best = select_episodes(result, "best", 1)[0]
@@ -351,13 +351,13 @@ def test_the_command_records_where_reports_find_the_videos(toys):
     assert all(path.name in outcome.stdout for path in Path("run/videos").iterdir())
     assert call("report", "run").exit_code == 0
     assert all(f'href="run/videos/episode_{index}_' in Path("report.html").read_text() for index in (2, best))
-    assert evaluate(config(fails=[2]), log_dir="run").fingerprint == result.fingerprint
+    assert evaluate(config(fails=[2]), output="run").fingerprint == result.fingerprint
     assert call("replay", "s3://bucket/run", "--video").exit_code == ExitCode.USAGE
 
 
 def test_the_command_records_episodes_by_their_indices(toys):
     """All of them, however many a selection may have; a different one is code 1."""
-    evaluate(config(), log_dir="run")
+    evaluate(config(), output="run")
     outcome = call(*RECORD, "--episodes", "5,0", "-o", "videos", "--max-episodes", 1, "--json")
     assert outcome.exit_code == 0, outcome.output
     made = printed("replay --video", outcome.stdout)
@@ -373,7 +373,7 @@ def test_the_command_records_episodes_by_their_indices(toys):
     [["--select", "bset"], ["--max-episodes", "0"], ["--select", "failed"], ["--select", "best", "--episodes", "3"]],
 )
 def test_wrong_usage_is_2_for_the_command(toys, args):
-    evaluate(config(), log_dir="run")
+    evaluate(config(), output="run")
     outcome = call(*RECORD, *args)
     assert outcome.exit_code == ExitCode.USAGE
     assert args[0] in outcome.stderr or "bset" in outcome.stderr

@@ -131,7 +131,7 @@ def options(when: str, **kwargs: Any) -> list[str]:
 
 def test_evaluate_and_save(home: Path, when: str) -> None:
     """Log, result and the caller's working directory; the policy's file is found, too."""
-    result = evaluate(config(when), log_dir="log")
+    result = evaluate(config(when), output="log")
     assert Path.cwd() == home
     result.save("out")
     assert load(home / "log").fingerprint == load(home / "out").fingerprint == result.fingerprint
@@ -159,7 +159,7 @@ def test_a_warm_group(home: Path, when: str) -> None:
     """Evaluations and samples of a group without a thread."""
     with EvalRunnerGroup(mlp(when), threaded=False) as group:
         for name in ("first", "second"):
-            group.evaluate(log_dir=name)
+            group.evaluate(output=name)
         group.sample(1, storage="batch")
     assert Path.cwd() == home
     assert_there(home, "first/manifest.json", "second/manifest.json", "batch")
@@ -169,7 +169,7 @@ def test_a_group_with_a_thread(home: Path, when: str) -> None:
     """Paths count from where the group was made, since the thread's environment moves the whole process."""
     with EvalRunnerGroup(mlp(when)) as group:
         for name in ("first", "second"):
-            group.evaluate(log_dir=name)
+            group.evaluate(output=name)
         assert Path.cwd() == home.parent / "assets"
         group.sample(1, storage="batch")
     assert_there(home, "first/manifest.json", "second/manifest.json", "batch")
@@ -218,11 +218,11 @@ def assert_there(home: Path, *names: str) -> None:
 
 def test_run_writes_where_it_was_started(home: Path, when: str) -> None:
     """Log and result, with names that the user knows; the same command continues there."""
-    outcome = call("run", *options(when), "--log-dir", "log", "--output", "out")
+    outcome = call("run", *options(when), "--output", "log", "--output", "out")
     assert outcome.exit_code == 0, outcome.output
     assert untold(outcome.stdout.splitlines()[-1], "out", "result.json", "episodes.parquet") == []
     assert load(home / "log").fingerprint == load(home / "out").fingerprint
-    again = call("run", *options(when), "--log-dir", "log")
+    again = call("run", *options(when), "--output", "log")
     assert str(load(home / "log")) in again.stdout
     assert untold(again.stderr, "log") == []
 
@@ -242,7 +242,7 @@ def test_retry_replay_video_export(home: Path, when: str) -> None:
     """Commands that run episodes again."""
     (home / "flag").touch()
     flag = [*options(when, flag=home / "flag"), "--set", "fault_tolerance.max_attempts_per_episode=1"]
-    assert call("run", *flag, "--log-dir", "log").exit_code == 1
+    assert call("run", *flag, "--output", "log").exit_code == 1
     (home / "flag").unlink()
     assert call("run", "--retry", "log").exit_code == 0
     assert load(home / "log").status == "complete"

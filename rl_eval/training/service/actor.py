@@ -42,7 +42,7 @@ _POLL_S: Final = 1.0
 _CONNECTED_S: Final = 10.0
 _HISTORY: Final = 200
 _SETTINGS: Final = "settings_{}.pkl"
-_SHOWN: Final = ("name", "namespace", "detached", "log_dir", "idle_timeout_s")
+_SHOWN: Final = ("name", "namespace", "detached", "output", "idle_timeout_s")
 
 _logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class EvalService:
 
     def __init__(self, options: ServiceOptions) -> None:
         self._options = options
-        self._folder = Path(options.log_dir)
+        self._folder = Path(options.output)
         self._settings = self._folder / _SETTINGS.format(options.start)
         self._poll_s = min(_POLL_S, options.idle_timeout_s / 4)
         self._born = self._busy = time.monotonic()  # Start, and time of the last activity.
@@ -93,8 +93,8 @@ class EvalService:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._lock.close()
-            problem, fix = f"log_dir is {self._folder}, which another evaluation service uses", "Pass another folder."
-            raise ConfigError(problem, key="log_dir", value=str(self._folder), fix=fix) from None
+            problem, fix = f"output is {self._folder}, which another evaluation service uses", "Pass another folder."
+            raise ConfigError(problem, key="output", value=str(self._folder), fix=fix) from None
         group = EvalRunnerGroup(*join_secrets(payload, self._options.secrets))
         write_atomically(self._settings, partial(_write_private, payload))
         for former in {*self._folder.glob(_SETTINGS.format("*"))} - {self._settings}:
@@ -194,7 +194,7 @@ class EvalService:
         """Return ticket, log and outcome of the last evaluations of all clients, in the order of acceptance."""
         with self._changed:
             done = [request for request in self._requests.values() if request.answer is not None]
-        return [(request.ticket, str(request.log_dir), request.outcome()) for request in done[-_HISTORY:]]
+        return [(request.ticket, str(request.output), request.outcome()) for request in done[-_HISTORY:]]
 
     def status(self) -> dict[str, Any]:
         """Return the state as plain data, in the format of ``rl-eval service list --json``."""
@@ -290,7 +290,7 @@ class EvalService:
                 self._knows_initial = True
         with self._changed:
             weights = self._weights_for(request, group)
-            request.handle = group.submit(log_dir=request.log_dir, weights=weights, follow_up=self._follow_up(request))
+            request.handle = group.submit(output=request.output, weights=weights, follow_up=self._follow_up(request))
             self._changed.notify_all()
             return request.handle
 

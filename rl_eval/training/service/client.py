@@ -92,7 +92,7 @@ def start_service(settings: EvalSettings, policy: Any, options: ServiceOptions) 
     Args:
         settings: Settings of the evaluations.
         policy: Policy object; None for the configured policy.
-        options: Options of the service. The default ``log_dir`` is a folder of the Ray session.
+        options: Options of the service. The default ``output`` is a folder of the Ray session.
 
     Raises:
         ConfigError: The configuration is invalid, or a service of this name exists.
@@ -111,7 +111,7 @@ def start_service(settings: EvalSettings, policy: Any, options: ServiceOptions) 
     payload, taken = split_secrets(content, secrets_in(settings.model_dump()))
     connection, actor = Connection(runners), None
     try:
-        folder = str(Path(options.log_dir or _session_folder(name)).absolute())
+        folder = str(Path(options.output or _session_folder(name)).absolute())
         actor_class = ray.remote(EvalService).options(
             name=_PREFIX + name,
             namespace=options.namespace,
@@ -126,7 +126,7 @@ def start_service(settings: EvalSettings, policy: Any, options: ServiceOptions) 
             runtime_env=connection.runtime_env(runners),
         )
         try:
-            actor = actor_class.remote(replace(options, log_dir=folder, start=uuid.uuid4().hex, secrets=taken))
+            actor = actor_class.remote(replace(options, output=folder, start=uuid.uuid4().hex, secrets=taken))
         except (TypeError, ValueError) as error:
             problem = f"service {name!r} exists already, or Ray rejects runners.runtime_env: {summarize(error)}"
             fix = "Connect with Evaluator.from_name, choose another name, or correct runners.runtime_env."
@@ -308,8 +308,8 @@ class ServiceClient:
             ClusterError: The service has ended or does not answer.
         """
         return [
-            FinishedEvaluation(one.client, one.step, one.weights_version, log_dir, unpickled(answer))
-            for one, log_dir, answer in self._ask("history", list, _SILENCE_S)
+            FinishedEvaluation(one.client, one.step, one.weights_version, output, unpickled(answer))
+            for one, output, answer in self._ask("history", list, _SILENCE_S)
         ]
 
     def stop(self) -> None:

@@ -41,7 +41,7 @@ class ServiceOptions:
     Attributes:
         name: Name of the service.
         namespace: Ray namespace of the name.
-        log_dir: Folder of the service, on the machine of the cluster's head.
+        output: Folder of the service, on the machine of the cluster's head.
         detached: Whether the service continues after the process that started it.
         idle_timeout_s: Time without calls and evaluations after which the service ends, in seconds.
         videos: Selection of episodes to record after each evaluation; None for no videos.
@@ -51,7 +51,7 @@ class ServiceOptions:
 
     name: str
     namespace: str
-    log_dir: str
+    output: str
     detached: bool
     idle_timeout_s: float
     videos: VideoSettings | None = None
@@ -103,14 +103,14 @@ class FinishedEvaluation:
         client: Name of the client.
         step: Training step.
         weights_version: Version of the weights.
-        log_dir: Folder of the evaluation log on the service's machine, for ``rl_eval.load``.
+        output: Folder of the evaluation log on the service's machine, for ``rl_eval.load``.
         outcome: Result of the evaluation, or the error that prevented it.
     """
 
     client: str
     step: int
     weights_version: int
-    log_dir: str
+    output: str
     outcome: EvalResult | Exception
 
 
@@ -175,7 +175,7 @@ class Request:
         write_text(self.folder / "request.json", json.dumps(asdict(self.ticket)))
 
     @property
-    def log_dir(self) -> Path:
+    def output(self) -> Path:
         """Folder of the evaluation log."""
         return self.folder / "log"
 
@@ -199,7 +199,7 @@ class Request:
         from rl_eval.results.loading import load
 
         try:
-            return self.answer or pickled(load(self.log_dir))
+            return self.answer or pickled(load(self.output))
         except EvalError as error:  # The log was damaged after the answer.
             return pickled(error)
 

@@ -360,7 +360,7 @@ class Watcher:
             group = self._group = self._group or self._new_group(entry)
             # Results name the trainer's files, which may still exist when the copies are removed.
             group.settings = self._named_as_theirs(group.settings, entry)
-            handle = group.submit(**episodes, **weights, log_dir=self._output / kind / entry.id)
+            handle = group.submit(**episodes, **weights, output=self._output / kind / entry.id)
             self._submitted(handle)
             result = result_unless(handle, self._stopping, _REFRESH_S)
         except Exception as error:

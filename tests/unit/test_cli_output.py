@@ -1,6 +1,5 @@
-"""``rl-eval run --log-dir`` with an unfinished, a complete and another run; ``--fresh`` starts a new run beside it."""
+"""``rl-eval run --output`` with an unfinished, a complete and another run."""
 
-import fcntl
 import json
 import os
 import shutil
@@ -10,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from rl_eval import Evaluator, evaluate
 from rl_eval.cli.exits import ExitCode
-from rl_eval.cli.output import fresh_log_dir
 from rl_eval.errors import ConfigError, LogFenced, UsageError
 from rl_eval.execution import group
 from rl_eval.log import EvaluationLog, read_log
@@ -22,8 +21,8 @@ from tests.unit.cli_world import call, environment
 from tests.unit.log_world import cut
 
 
-def run(*args, log_dir="runs"):
-    return call("run", "toy.yaml", "--log-dir", log_dir, *args)
+def run(*args, output="runs"):
+    return call("run", "toy.yaml", "--output", output, *args)
 
 
 @pytest.fixture
@@ -48,20 +47,20 @@ def test_a_run_folder_is_a_log_and_a_result(folder):
     assert not Path("out").exists()
 
 
-def test_behind_a_uri_there_is_no_result(folder):
-    """Unless a folder is given for it."""
+def test_behind_a_uri_there_is_no_result_beside_the_log(folder):
+    """The log has all of it."""
     uri = f"file://{folder}/runs"
-    outcome = run(log_dir=uri)
+    outcome = run(output=uri)
     assert outcome.exit_code == 0, outcome.output
     assert untold(outcome.stdout, "result.json", "episodes.parquet") == ["result.json", "episodes.parquet"]
     assert not Path("runs/result.json").exists()
-    assert run("--output", "mine", log_dir=uri).exit_code == 0
-    assert EvalResult.load("mine").status == "complete"
+    assert run(output=uri).exit_code == 0
+    assert load(uri).status == "complete"
 
 
 def test_only_what_is_missing_runs(folder):
     """The first line says how much was there; the result is that of an undisturbed run."""
-    run(log_dir="whole")
+    run(output="whole")
     cut("whole", "runs", 12)
     outcome = run("--num-envs-per-runner", 7)  # Another layout continues the same run.
     assert outcome.exit_code == 0, outcome.output
@@ -74,7 +73,7 @@ def test_only_what_is_missing_runs(folder):
 
 def test_another_result_is_not_saved_over_a_run(folder):
     """Of which the log would be of other episodes than the result beside it."""
-    assert call("run", "toy.yaml", "--log-dir", "runs").exit_code == 0
+    assert call("run", "toy.yaml", "--output", "runs").exit_code == 0
     assert call("run", "toy.yaml", "-n", 5, "--output", "other").exit_code == 0
     with refused(UsageError, "runs"):
         load("other").save("runs")
@@ -139,7 +138,7 @@ def test_another_run_is_refused_and_the_difference_shown(folder, args, differenc
     outcome = run(*args)
     assert outcome.exit_code == ExitCode.USAGE
     assert difference in outcome.stderr
-    assert "--fresh" in outcome.stderr
+    assert "--force" in outcome.stderr
     assert before == sorted((p, p.stat().st_size) for p in Path("runs").rglob("*") if "owners" not in str(p))
 
 
@@ -152,7 +151,7 @@ def edit(folder, old, new):
 @pytest.mark.parametrize("finished", [12, 30])
 def test_a_run_whose_environment_was_edited_is_refused_unless_that_is_accepted(folder, finished):
     """Also a complete one: its result is not that of the code as it is now."""
-    run(log_dir="whole")
+    run(output="whole")
     cut("whole", "runs", finished)
     edit(folder, "integers(10, 20)", "integers(5, 6)")
     refused = run()
@@ -194,10 +193,6 @@ def is_a_file():
     Path("runs").touch()
 
 
-def has_a_result_alone():
-    call("run", "toy.yaml", "--output", "runs")
-
-
 def lacks_its_manifest():
     run()
     Path("runs/manifest.json").unlink()
@@ -205,7 +200,7 @@ def lacks_its_manifest():
 
 @pytest.mark.parametrize(
     ("make", "code"),
-    [(is_a_file, ExitCode.USAGE), (has_a_result_alone, ExitCode.USAGE), (lacks_its_manifest, ExitCode.CLUSTER)],
+    [(is_a_file, ExitCode.USAGE), (lacks_its_manifest, ExitCode.CLUSTER)],
 )
 def test_a_folder_that_cannot_be_continued_is_refused_and_named(folder, make, code):
     make()
@@ -229,47 +224,6 @@ def test_a_run_that_another_driver_writes_is_refused(folder, monkeypatch):
     assert run().exit_code == ExitCode.CLUSTER
 
 
-# --fresh
-
-
-def test_fresh_begins_beside_the_run(folder):
-    """A note names the new folder; the old run is unchanged."""
-    assert "runs-2" not in run("--fresh").stderr
-    before = Path("runs/result.json").read_bytes()
-    for name in ("runs-2", "runs-3"):
-        outcome = run("--fresh", "--seed", 8)
-        assert outcome.exit_code == 0, outcome.output
-        assert name in outcome.stderr
-        assert EvalResult.load(name).plan.seed == 8
-    assert Path("runs/result.json").read_bytes() == before
-
-
-def test_fresh_names(folder):
-    """A number follows the folder, not the query of its URI nor a closing slash."""
-    for name in ("a", "b-2", "c"):
-        (folder / name).mkdir()
-        (folder / name / "file").touch()
-    assert fresh_log_dir("a", print) == fresh_log_dir("a/", print) == "a-2"
-    assert fresh_log_dir("b", print) == "b"
-    assert fresh_log_dir(f"file://{folder}/c", print) == f"file://{folder}/c-2"
-    (folder / "empty").mkdir()
-    assert fresh_log_dir("empty", print) == "empty"
-    with refused(ConfigError, "log_dir"):
-        fresh_log_dir("a/file", print)
-
-
-def test_a_given_folder_keeps_up_with_its_run(folder):
-    """An earlier result of the same run is replaced, and that of another one is not."""
-    assert run(log_dir="whole").exit_code == 0
-    cut("whole", "runs", 10)
-    load("runs").save("mine")
-    assert run("--output", "mine").exit_code == 0
-    assert EvalResult.load("mine").status == "complete"
-    refused = run("--output", "mine", "--seed", 1, log_dir="others")
-    assert refused.exit_code == ExitCode.USAGE
-    assert EvalResult.load("mine").plan.seed == 0
-
-
 RIGHTS = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
 """Without these rights the superuser is refused what others are."""
 
@@ -278,7 +232,7 @@ import sys
 from rl_eval.cli import main
 
 for name in ("both", "log"):
-    sys.argv = ["rl-eval", "run", "toy.yaml", "--log-dir", name]
+    sys.argv = ["rl-eval", "run", "toy.yaml", "--output", name]
     try:
         main()
     except SystemExit as end:
@@ -291,7 +245,7 @@ for name in ("both", "log"):
 @pytest.mark.skipif(os.geteuid() == 0 and shutil.which("setpriv") is None, reason="nobody without rights to ask as")
 def test_a_complete_run_in_a_folder_that_can_only_be_read_is_printed(folder):
     """Neither a lock nor a file is needed to say what is there, with the result beside the log or without."""
-    assert run(log_dir="both").exit_code == 0
+    assert run(output="both").exit_code == 0
     shutil.copytree("both", "log")
     Path("log/result.json").unlink()
     Path("log/episodes.parquet").unlink()
@@ -310,14 +264,17 @@ def test_a_complete_run_in_a_folder_that_can_only_be_read_is_printed(folder):
     assert paths == [path for name in ("both", "log") for path in [Path(name), *sorted(Path(name).rglob("*"))]]
 
 
-def test_two_runs_do_not_write_to_one_output(folder):
-    """The second one would replace the result of the first one."""
-    Path("out").mkdir()
-    other = os.open("out", os.O_RDONLY)
-    try:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        assert call("run", "toy.yaml", "--output", "out", "-q").exit_code == 2
-        assert not list(Path("out").iterdir())
-    finally:
-        os.close(other)
-    assert call("run", "toy.yaml", "--output", "out", "-q").exit_code == 0
+@pytest.mark.parametrize("option", ["--log-dir=runs", "--fresh", "--no-fresh"])
+def test_an_option_that_is_gone_names_the_present_one(folder, option):
+    outcome = call("run", "toy.yaml", option)
+    assert outcome.exit_code == ExitCode.USAGE
+    assert option.partition("=")[0] in outcome.stderr
+    if option != "--no-fresh":
+        assert "--output" in outcome.stderr
+
+
+def test_a_keyword_that_is_gone_names_the_present_one():
+    for function in (evaluate, group.EvalRunnerGroup.submit, Evaluator):
+        with refused(ConfigError, "log_dir") as caught:
+            function("CartPole-v1", log_dir="runs")
+        assert "'output'" in str(caught.value)
