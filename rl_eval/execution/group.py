@@ -20,7 +20,7 @@ from rl_eval.backends import Backend
 from rl_eval.backends.pickling import pickled
 from rl_eval.config.builder import EvalConfig, settings_of
 from rl_eval.config.settings import EvalSettings, PolicySection, check_runner, with_values
-from rl_eval.errors import ConfigError, EvalError, WeightsError, checked_keywords
+from rl_eval.errors import ConfigError, EvalError, UsageError, WeightsError, checked_keywords
 from rl_eval.errors.other_names import no_attribute
 from rl_eval.errors.redaction import learn
 from rl_eval.execution.aspects import default_aspects
@@ -201,8 +201,8 @@ class EvalRunnerGroup:
         Args:
             num_episodes: Number of episodes; by default as configured.
             seed: Root seed of the plan; by default as configured.
-            output: Folder, or URI of an object store, of an evaluation log. An existing log is continued: only missing
-                episodes run. The handle fails with ``LogMismatch`` if the log belongs to another plan, policy,
+            output: Folder of the run, or URI of an object store, with its log. An existing log is continued: only
+                missing episodes run. The handle fails with ``LogMismatch`` if the log belongs to another plan, policy,
                 environment or code. A relative path starts at the working directory. If environments run in a thread of
                 this process, it starts at the directory that was the working directory when the group was created.
             first_index: Index of the plan's first episode; by default as configured. Episodes from index
@@ -257,8 +257,20 @@ class EvalRunnerGroup:
         *,
         accept_code_change: bool = False,
     ) -> EvalResult:
-        """Run an evaluation and return its result: ``submit(...).result()``."""
-        return self.submit(num_episodes, seed, output, first_index, accept_code_change=accept_code_change).result()
+        """Run an evaluation and return its result: ``submit(...).result()``.
+
+        The result is also saved beside the log in ``output``, unless this is a URI.
+        """
+        from rl_eval.log.storage import is_uri
+
+        place = None if output is None else self._located(output)
+        result = self.submit(num_episodes, seed, place, first_index, accept_code_change=accept_code_change).result()
+        if place is not None and not is_uri(place):
+            try:
+                result.save(place)
+            except (OSError, UsageError) as error:
+                _logger.warning("the log of %s has all episodes, but no result could be saved: %s", place, error)
+        return result
 
     # ------------------------------------------------------------------ sampling
 
@@ -575,7 +587,8 @@ def evaluate(
         config: An environment (a gymnasium id, ``"module:attr"``, or a function or class that builds one), or the
             complete configuration of the evaluation.
         policy: Policy object, used instead of the configured policy and its weights.
-        output: Folder or URI of an evaluation log, to start or to continue; see :meth:`EvalRunnerGroup.submit`.
+        output: Folder or URI of the run, to start or to continue; see :meth:`EvalRunnerGroup.submit`. By default, the
+            result is only returned.
         num_episodes: Number of episodes; 100 unless configured.
         seed: Root seed of all episodes; 0 unless configured.
         max_episode_steps: Step limit of an episode, in addition to the environment's own limit; none unless configured.

@@ -76,9 +76,8 @@ def test_the_child_has_the_same_command_without_the_option() -> None:
             assert without_option([*kept[:position], *option, *kept[position:]]) == kept
 
 
-@pytest.mark.parametrize("arguments", [[], ["--output", "there", "--fresh"]])
-def test_what_cannot_be_continued_is_refused(arguments: list[str]) -> None:
-    assert call("run", "config.yaml", "--max-restarts", 3, *arguments).exit_code == ExitCode.USAGE
+def test_a_run_that_cannot_be_named_again_is_refused() -> None:
+    assert call("run", "config.yaml", "--max-restarts", 3).exit_code == ExitCode.USAGE
 
 
 def rows(log_dir: str) -> int:

@@ -90,15 +90,19 @@ def test_no_command_writes_or_prints_a_secret(folder: Path) -> None:
     said("run", "planted.yaml", *SET)
     uri = f"file://{folder}/log"
     for _ in range(2):
-        said("run", "planted.yaml", *SET, "--output", "runs/one", "--output", "results")
+        said("run", "planted.yaml", *SET, "--output", "runs/one")
     said("run", "planted.yaml", *SET, "--output", uri)
-    assert "file://" in said("run", "planted.yaml", *SET, "--output", uri, "--fresh")
+    assert "file://" in said("run", "planted.yaml", *SET, "--output", uri)
     faults = said("show", "runs/one", "--faults")
     assert "ConnectionError: https://***@there/x?sig=*** refused the key '***'" in faults
-    for command in (("show", "runs/one"), ("show", "results", "--json"), ("show", "results", "--episodes", "3")):
+    for command in (
+        ("show", "runs/one"),
+        ("show", "runs/latest", "--json"),
+        ("show", "runs/latest", "--episodes", "3"),
+    ):
         assert said(*command)
     said("export", "runs/one", "--to", "json", "--output", "episodes.jsonl")
-    said("compare", "runs/one", "results", "--json")
+    said("compare", "runs/one", "runs/latest", "--json")
 
     assert list(leaking_files(folder)) == []
     assert load("runs/one").provenance["config"]["environment"]["env_kwargs"] == {

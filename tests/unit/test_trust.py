@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import shutil
 import subprocess
 import sys
 import uuid
@@ -42,7 +43,10 @@ def stranger(tmp_path, monkeypatch, toys):
     (tmp_path / "cli_toys.py").rename(tmp_path / f"{toys}.py")
     config = tmp_path / "toy.yaml"
     config.write_text(config.read_text().replace("cli_toys", toys))
-    assert call_alone("run", "toy.yaml", "--output", "runs", "--output", "out/toy").returncode == 0
+    assert call_alone("run", "toy.yaml", "--output", "runs").returncode == 0
+    Path("out/toy").mkdir(parents=True)
+    for name in ("result.json", "episodes.parquet"):
+        shutil.copy(f"runs/{name}", "out/toy")
     (tmp_path / f"{toys}.py").rename(tmp_path / f"{toys}_kept.py")
     (tmp_path / f"{toys}.py").write_text(TRAP.format(kept=f"{toys}_kept"))
     return tmp_path

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl_eval import EvalConfig, EvalRunnerGroup, Evaluator, NewBest, evaluate, load, replay
+from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, Evaluator, NewBest, evaluate, load, replay
 from rl_eval.policies.mlp import MLPActor
 from rl_eval.recording.video import VideoSettings, record_videos
 from rl_eval.supervision.caller import current_folder, working_in
@@ -218,10 +218,10 @@ def assert_there(home: Path, *names: str) -> None:
 
 def test_run_writes_where_it_was_started(home: Path, when: str) -> None:
     """Log and result, with names that the user knows; the same command continues there."""
-    outcome = call("run", *options(when), "--output", "log", "--output", "out")
+    outcome = call("run", *options(when), "--output", "log")
     assert outcome.exit_code == 0, outcome.output
-    assert untold(outcome.stdout.splitlines()[-1], "out", "result.json", "episodes.parquet") == []
-    assert load(home / "log").fingerprint == load(home / "out").fingerprint
+    assert untold(outcome.stdout.splitlines()[-1], "log", "result.json", "episodes.parquet") == []
+    assert EvalResult.load(home / "log").fingerprint == load(home / "log").fingerprint
     again = call("run", *options(when), "--output", "log")
     assert str(load(home / "log")) in again.stdout
     assert untold(again.stderr, "log") == []
