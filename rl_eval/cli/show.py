@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -17,6 +17,7 @@ from rl_eval.reports.page import Line, Page, lines, one_line
 from rl_eval.results.text import number
 
 if TYPE_CHECKING:
+    from rl_eval.log.ownership import RunState
     from rl_eval.records.episode import Fault
     from rl_eval.results.result import EvalResult
     from rl_eval.results.story import Event
@@ -52,6 +53,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show a finished or unfinished evaluation: numbers, faults, slowest and failed episodes."""
+    from rl_eval.reports.pages import page_of
     from rl_eval.results.loading import load
 
     result = load(path)
@@ -59,11 +61,16 @@ def show(
         _show_episodes(result, episodes, faults=faults, as_json=as_json)
         return
     run, slowest, failed = _run(path), _slowest(result), _failed(result)
+    state = "finished" if run is None else _state(path, result)
     if as_json:
-        described = {"run": run, "num_finished": len(result.episodes), "slowest": slowest, "failed": failed}
-        print_json({**described, "result": result.to_dict()})
+        described = {"state": state, "run": run, "num_finished": len(result.episodes)}
+        print_json({**described, "slowest": slowest, "failed": failed, "result": result.to_dict()})
         return
-    print_report(result)
+    page = page_of(result)
+    if state == "running":
+        assert run is not None
+        page = replace(page, failure=f"{run['last']} writes this run")
+    print_report(page if state == "finished" else replace(page, state=state))
     cells: dict[str, list[tuple[str, str]]] = {}
     if run:
         damaged = f"damaged: {', '.join(run['damaged'])}" if run["damaged"] else ""
@@ -88,8 +95,8 @@ def show(
         for position, (value, text) in enumerate(found)
     ]:
         print_line()
-        state = "saved result" if run is None else "ended" if run["released"] else "running, or killed"
-        print_report(Page(redact_text(path) if run is None else run["output"], "", state, [section]))
+        shown = "saved result" if run is None else state
+        print_report(Page(redact_text(path) if run is None else run["output"], "", shown, [section]))
     if faults:
         _print_faults(result.faults)
 
@@ -111,6 +118,13 @@ def _run(path: str) -> dict[str, Any] | None:
                 "damaged": storage.names("damaged"),
             }
     return None
+
+
+def _state(path: str, result: EvalResult) -> RunState:
+    from rl_eval.log.ownership import state_of
+    from rl_eval.log.storage import open_storage
+
+    return state_of(open_storage(path), whole=bool(result.table.filled.all()), watch=True)
 
 
 def _slowest(result: EvalResult) -> list[dict[str, Any]]:

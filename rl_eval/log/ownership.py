@@ -33,6 +33,9 @@ BEAT_SECONDS = 3.0
 MISSED_BEATS = 3
 """Number of missed heartbeats after which a driver on another machine counts as dead."""
 
+RunState = Literal["running", "stopped", "finished"]
+"""State of a run: a driver writes its log, nobody does and episodes are missing, or all episodes have ended."""
+
 _FOLDER: Final = "owners"
 _NUMBER: Final = re.compile(r"\d{6,}")
 """Pattern of the name of a claim."""
@@ -168,6 +171,17 @@ def writer_of(storage: Storage, *, watch: bool = False) -> str | None:
         return _living_owner(storage, newest)
     claim = None if newest is None else _read(storage, newest)
     return None if claim is None or _state(claim) == "dead" else str(claim)
+
+
+def state_of(storage: Storage, *, whole: bool, watch: bool = False) -> RunState:
+    """Return the state of a run with a log.
+
+    Args:
+        storage: The log.
+        whole: Whether every episode of the plan is in the log.
+        watch: As for :func:`writer_of`.
+    """
+    return "running" if writer_of(storage, watch=watch) is not None else "finished" if whole else "stopped"
 
 
 def read_claims(storage: Storage) -> list[Claim]:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from rl_eval.errors import EvalError, UsageError
 from rl_eval.errors.redaction import redact_text
 from rl_eval.records.parquet import parquet_columns
+from rl_eval.log.ownership import RunState, state_of
+from rl_eval.log.storage import LocalStorage
 from rl_eval.records.plain import damage, plain
 from rl_eval.reports.page import one_line
 from rl_eval.results.files import (
@@ -59,6 +61,8 @@ class ListedRun:
     """Reason why a broken run cannot be read."""
     deterministic: bool | None = None
     """Whether the determinism check passed; None without a check."""
+    state: RunState = "finished"
+    """``running``, ``stopped`` (nobody writes the log, and the same command continues it) or ``finished``."""
 
     @property
     def name(self) -> str:
@@ -70,7 +74,8 @@ class ListedRun:
         """Texts of the columns. A broken run has no numbers, and its error text follows its name."""
         if self.status == "broken":
             return "", self.status, "", "", "", "", f"{self.name}: {self.problem}"
-        state = f"{self.status}, not deterministic" if self.deterministic is False else self.status
+        state = self.status if self.state == "finished" else self.state
+        state = f"{state}, not deterministic" if self.deterministic is False else state
         count = f"{self.episodes:,}" if self.episodes == self.planned else f"{self.episodes:,} of {self.planned:,}"
         places = decimals((self.high - self.low) / 4, self.mean_return)
         mean = number(self.mean_return, places)
@@ -111,7 +116,13 @@ def _places(folder: str | os.PathLike[str]) -> Iterator[Path]:
 
 def _listed(path: Path, name: str) -> ListedRun:
     try:
-        return _run(name, _summary(path) or load(path).to_dict())
+        if summary := _summary(path):
+            return _run(name, summary)
+        result = load(path)
+        run = _run(name, result.to_dict())
+        if not is_log_folder(path):
+            return run
+        return replace(run, state=state_of(LocalStorage(path), whole=bool(result.table.filled.all())))
     except EvalError as error:
         problem = str(error)
     except Exception as error:  # Any error is possible in files of others.

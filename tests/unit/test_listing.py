@@ -15,6 +15,7 @@ from rl_eval.reports.listing import list_runs
 from rl_eval.reports.view import RunServer
 from rl_eval.results.loading import load
 from tests.unit.cli_world import call, faulty, make_folder
+from tests.unit.log_world import cut as cut_log
 
 
 @pytest.fixture(scope="module")
@@ -105,12 +106,22 @@ def test_a_run_that_is_not_a_function_of_its_seeds_is_marked(runs):
             assert "complete, not deterministic" in page
 
 
-def test_a_run_at_work_is_listed(runs):
-    log = EvaluationLog.open(runs / "stopped")
+def test_a_run_at_work_is_running(runs):
+    """Whatever its status would be, and in every place that lists or shows it."""
+    cut_log(runs / "stopped", runs / "live", 12)
+    log = EvaluationLog.open(runs / "live")
     try:
-        assert listed(runs)["stopped"].status == "complete"
+        found, cells = listed(runs)["live"], call("list", runs).stdout
+        shown = call("show", runs / "live")
+        described = json.loads(call("show", runs / "live", "--json").stdout)
     finally:
         log.close()
+    assert (found.state, found.status, described["state"]) == ("running", "partial", "running")
+    assert [line for line in cells.splitlines() if "running" in line and "partial" not in line]
+    assert shown.stdout.splitlines()[0].endswith("running")
+    assert (listed(runs)["live"].state, listed(runs)["stopped"].state) == ("stopped", "finished")
+    assert json.loads(call("show", runs / "live", "--json").stdout)["state"] == "stopped"
+    assert json.loads(call("show", runs / "result", "--json").stdout)["state"] == "finished"
 
 
 def spoil(path, **changes):
