@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from rl_eval.config.builder import EvalConfig
     from rl_eval.config.settings import EvalSettings
     from rl_eval.errors import EvalError, EvaluatorBusy
-    from rl_eval.execution.evaluate_policy import evaluate_policy
-    from rl_eval.execution.group import EvalRunnerGroup, evaluate
+    from rl_eval.execution.evaluate import evaluate, evaluate_policy
+    from rl_eval.execution.group import EvalRunnerGroup
     from rl_eval.execution.handle import EvalHandle, EvalProgress
     from rl_eval.protocols import EnvContext, NoiseSource, Policy
     from rl_eval.recording.replay import Replay, replay
@@ -35,8 +35,8 @@ _NAMES = {
     "config.builder": ("EvalConfig",),
     "config.settings": ("EvalSettings",),
     "errors": ("EvalError", "EvaluatorBusy"),
-    "execution.evaluate_policy": ("evaluate_policy",),
-    "execution.group": ("EvalRunnerGroup", "evaluate"),
+    "execution.evaluate": ("evaluate", "evaluate_policy"),
+    "execution.group": ("EvalRunnerGroup",),
     "execution.handle": ("EvalHandle", "EvalProgress"),
     "protocols": ("EnvContext", "NoiseSource", "Policy"),
     "recording.replay": ("Replay", "replay"),

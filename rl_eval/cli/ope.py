@@ -31,7 +31,7 @@ def ope(
     """Estimate the value of a config's policy from logged episodes of another policy."""
     settings = read_settings(config, section, assignments, {} if gamma is None else {"evaluation.gamma": gamma})
     find_modules_here()
-    from rl_eval.execution.group import evaluate
+    from rl_eval.execution.evaluate import evaluate
     from rl_eval.ope import estimate, load_episodes, target_policy
 
     episodes = load_episodes(data)

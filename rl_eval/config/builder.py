@@ -20,7 +20,7 @@ from rl_eval.bounded_read import read_bytes
 from rl_eval.config.conditions import anchored_conditions
 from rl_eval.config.policy_sources import absolute, anchored
 from rl_eval.config.settings import SECTIONS, EvalSettings, copy_containers, make_settings
-from rl_eval.errors import ConfigError, nearest
+from rl_eval.errors import ConfigError, checked_keywords, nearest
 from rl_eval.errors.redaction import MASK, redact
 from rl_eval.records.plain import convert
 
@@ -288,6 +288,16 @@ class EvalConfig:
 
     def __repr__(self) -> str:
         return f"EvalConfig({redact(self.to_dict())})"
+
+
+def checked_settings(function: _Method) -> _Method:
+    """Make a function reject an unknown keyword; for a key of a section, the error names the section."""
+
+    def section(key: str) -> str:
+        places = [name for name, model in SECTIONS.items() if key in model.model_fields]
+        return f"pass a config: EvalConfig().{places[0]}({key}=...)" if places else ""
+
+    return checked_keywords(function, section)
 
 
 def settings_of(config: Any, **sections: Mapping[str, Any]) -> EvalSettings:

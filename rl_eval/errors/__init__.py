@@ -178,12 +178,14 @@ class NumericsMismatch(ClusterError):
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return advice about an unknown word: "did you mean" and the nearest known words, or all known words.
 
-    A known word that contains all parts of the unknown word is near: ``episode_return_mean`` for ``mean_return``.
+    A known word that contains all parts of the unknown word is near: ``episode_return_mean`` for ``mean_return``. So is
+    a known word whose parts are all in the unknown word: ``std`` for ``std_return``.
     """
     options, parts = sorted(known), {*word.casefold().split("_")}
     containing = [option for option in options if parts <= {*option.split("_")}]
+    contained = [option for option in options if parts > {*option.split("_")}]
     near = functools.partial(difflib.get_close_matches, word, options, n=1)
-    close = near(cutoff=0.9) or sorted(containing, key=len)[:3] or near()
+    close = near(cutoff=0.9) or sorted(containing, key=len)[:3] or sorted(contained, key=len)[-1:] or near()
     if close:
         return f"did you mean {' or '.join(map(repr, close))}?"
     return f"known: {', '.join(options)}"
@@ -214,8 +216,13 @@ _RENAMED: Final = {"log_dir": "output"}
 """Present names of former keywords."""
 
 
-def checked_keywords(function: _Function) -> _Function:
-    """Make a function reject an unknown keyword with a :class:`ConfigError` that names the nearest known keyword."""
+def checked_keywords(function: _Function, elsewhere: Callable[[str], str] = lambda _: "") -> _Function:
+    """Make a function reject an unknown keyword with a :class:`ConfigError` that names the nearest known keyword.
+
+    Args:
+        function: The function.
+        elsewhere: Returns advice for a keyword that belongs to another function; empty if there is none.
+    """
     parameters = inspect.signature(function).parameters.values()
     known = [one.name for one in parameters if one.name != "self"]
 
@@ -223,7 +230,7 @@ def checked_keywords(function: _Function) -> _Function:
     def checked(*args: Any, **keywords: Any) -> Any:
         if unknown := keywords.keys() - known:
             key = min(unknown)
-            advice = nearest(_RENAMED.get(key, key), known)
+            advice = elsewhere(key) or nearest(_RENAMED.get(key, key), known)
             raise ConfigError(f"{function.__qualname__}() has no argument {key!r}: {advice}", key=key)
         return function(*args, **keywords)
 

@@ -72,6 +72,11 @@ class _Slot(NamedTuple):
     """Number of environments that the object steps in one call; None for a single environment."""
 
 
+def is_environment_object(given: Any) -> bool:
+    """Return whether an argument is an environment or a vector environment, and not a name, a function or a class."""
+    return not isinstance(given, (str, type)) and hasattr(given, "reset")
+
+
 def environment_like(env: Any, *, of_the_model: bool) -> dict[str, Any]:
     """Return the arguments of ``EvalConfig.environment`` for environments like ``env``.
 
@@ -84,7 +89,7 @@ def environment_like(env: Any, *, of_the_model: bool) -> dict[str, Any]:
     Raises:
         ConfigError: The environment cannot be rebuilt, or the rebuilt environment differs from the object.
     """
-    if isinstance(env, str) or not hasattr(env, "reset") or isinstance(env, type):
+    if not is_environment_object(env):
         return {"env": env}
     harmless: tuple[str, ...] = _MADE
     for one in integrations():

@@ -564,62 +564,6 @@ class EvalRunnerGroup:
             raise ConfigError(problem, key="runners.num_runners", value=0, fix="Set runners.num_runners to 1 or more.")
 
 
-@checked_keywords
-def evaluate(
-    config: EvalConfig | EvalSettings | str | Callable[..., Any],
-    policy: Any = None,
-    output: str | os.PathLike[str] | None = None,
-    *,
-    num_episodes: int | None = None,
-    seed: int | None = None,
-    max_episode_steps: int | None = None,
-    deterministic: bool | None = None,
-    num_runners: int | None = None,
-    num_envs_per_runner: int | None = None,
-    accept_code_change: bool = False,
-) -> EvalResult:
-    """Evaluate once: start runners, run the plan, stop the runners.
-
-    With ``num_runners=0`` everything runs in the calling thread, so that environments can use the main thread. An
-    environment that never returns from a call then blocks the caller. An incomplete result logs a warning.
-
-    Args:
-        config: An environment (a gymnasium id, ``"module:attr"``, or a function or class that builds one), or the
-            complete configuration of the evaluation.
-        policy: Policy object, used instead of the configured policy and its weights.
-        output: Folder or URI of the run, to start or to continue; see :meth:`EvalRunnerGroup.submit`. By default, the
-            result is only returned.
-        num_episodes: Number of episodes; 100 unless configured.
-        seed: Root seed of all episodes; 0 unless configured.
-        max_episode_steps: Step limit of an episode, in addition to the environment's own limit; none unless configured.
-        deterministic: Whether to take the most likely actions instead of sampling; True unless configured.
-        num_runners: Number of Ray actors; 0 unless configured. With 0, everything runs in this process, without Ray.
-        num_envs_per_runner: Number of environments per runner; 8 unless configured.
-        accept_code_change: Whether to continue a log that other code wrote; see :meth:`EvalRunnerGroup.submit`.
-
-    Raises:
-        ConfigError: The configuration is invalid, or a keyword is unknown.
-        RunnerStartError: No runner started in time.
-        LogMismatch: The log belongs to another plan, policy, environment or code.
-        LogOwned: Another process is writing the log.
-
-    Example:
-        >>> evaluate("CartPole-v1", lambda observations: [0] * len(observations), num_episodes=10).mean_return
-        9.5
-    """
-    given: dict[str, dict[str, Any]] = {
-        "evaluation": {"num_episodes": num_episodes, "seed": seed, "max_episode_steps": max_episode_steps},
-        "policy": {"deterministic": deterministic},
-        "runners": {"num_runners": num_runners, "num_envs_per_runner": num_envs_per_runner},
-    }
-    settings = settings_of(config, **{name: _without_none(values) for name, values in given.items()})
-    with EvalRunnerGroup(settings, policy, threaded=settings.runners.num_runners > 0) as group:
-        result = group.evaluate(output=output, accept_code_change=accept_code_change)
-    if result.status != "complete":
-        _logger.warning("the evaluation is %s: %s", result.status, result.reason)
-    return result
-
-
 def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 

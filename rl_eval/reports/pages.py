@@ -97,8 +97,8 @@ def headlines(result: EvalResult) -> list[Line]:
     In a zero-sum game, return a line for each policy, or for each agent if there is only one policy.
     """
     if not result.is_zero_sum:
-        write = _writer(decimals(result.aggregates.sem, result.mean_return))
-        return [Line("mean return", write(result.mean_return), interval_text(result.interval, write))]
+        write = _writer(decimals(result.aggregates.sem, result.aggregates.mean))
+        return [Line("mean return", write(result.aggregates.mean), interval_text(result.interval, write))]
     by_policy = result.returns_by("policy")
     parts = by_policy if len(by_policy) > 1 else result.returns_by("agent")
     lines = []

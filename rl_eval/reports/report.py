@@ -52,13 +52,13 @@ def run_page(result: EvalResult) -> Page:
     rows, interval, page = result.counted_rows, result.interval, result_page(result)
     level = f"{100 * interval.confidence:g} % interval of the mean"
     ends = [("end", level, end) for end in (interval.low, interval.high)] if interval.exists else []
-    marks = [("mean", "mean", result.mean_return), ("median", "median", result.aggregates.median), *ends]
+    marks = [("mean", "mean", result.aggregates.mean), ("median", "median", result.aggregates.median), *ends]
     without = _without_intervals(result)
     figures = [
         histogram(rows["episode_return"], "return", marks=marks),
         None if without else running_mean(rows["index"], rows["episode_return"], result.confidence),
     ]
-    places = decimals(result.aggregates.sem, result.mean_return)
+    places = decimals(result.aggregates.sem, result.aggregates.mean)
     metrics = [(name, number(value, places)) for name, value in result.metrics.items()]
     return replace(
         page,
@@ -79,7 +79,7 @@ def run_page(result: EvalResult) -> Page:
 
 def _meaning(result: EvalResult) -> str:
     """Return a sentence on the meaning of the mean return and its interval."""
-    interval, places = result.interval, decimals(result.aggregates.sem, result.mean_return)
+    interval, places = result.interval, decimals(result.aggregates.sem, result.aggregates.mean)
     if not result.aggregates.count:
         return "No counted episode has completed, so the policy's return is unknown."
     if result.is_zero_sum:
@@ -239,7 +239,7 @@ def _curve(results: Sequence[EvalResult]) -> Plot | None:
         if len(points) == len(alike) > 1:
             drawn = [points[step] for step in sorted(points)]
             ends = [(result.interval.low, result.interval.high) for result in drawn]
-            plot = means(sorted(points), [result.mean_return for result in drawn], ends, what)
+            plot = means(sorted(points), [result.aggregates.mean for result in drawn], ends, what)
             note = f"{several(len(drawn), 'intervals', results[0].confidence)}. The best: {BIASED_BEST}."
             return plot and replace(plot, caption=note)
     return None

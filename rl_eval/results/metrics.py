@@ -223,7 +223,7 @@ class Numbers:
     def mean_return_bounds(self) -> tuple[float, float] | None:
         """Mean return if all failed episodes in scope had the lowest, or highest, possible return; None if unknown."""
         if not self.num_missing:
-            return self.mean_return, self.mean_return
+            return self.aggregates.mean, self.aggregates.mean
         if self.return_bounds is None or self.num_outside_bounds or not self.counted.any():
             return None
         worst, best = (

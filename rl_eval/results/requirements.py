@@ -19,6 +19,8 @@ from rl_eval.results.stats.paired import PairedDifference
 
 _NUMBER: Final = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _METRIC: Final = re.compile(rf"\s*([A-Za-z_][^<>=]*?)\s*(>=|<=|>|<)\s*({_NUMBER})\s*")
+_METRICS: Final = {"mean_return": "episode_return_mean"}
+"""Metrics by the name of the attribute of a result."""
 _OPERATORS: Final = {">=": ge, "<=": le, ">": gt, "<": lt}
 _DIFFERENCE: Final = re.compile(rf"\s*([ab])\s*(>=|<=)\s*([ab])\s*(?:([+-])\s*({_NUMBER}))?\s*")
 
@@ -113,7 +115,7 @@ def parse_metric(text: str) -> MetricRequirement:
     if found is None:
         fix = "Write METRIC >= NUMBER (or <=, >, <), such as 'episode_return_ci_low >= 475'."
         raise ConfigError(f"--require {text!r} is not a requirement on a metric", key="--require", value=text, fix=fix)
-    return MetricRequirement(found[1], found[2], float(found[3]))
+    return MetricRequirement(_METRICS.get(found[1], found[1]), found[2], float(found[3]))
 
 
 def parse_difference(text: str) -> DifferenceRequirement:

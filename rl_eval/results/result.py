@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -20,7 +21,7 @@ import numpy.typing as npt
 from typing_extensions import override
 
 from rl_eval.atomic_write import sweep, write_text
-from rl_eval.errors import LogError, UsageError, check_known
+from rl_eval.errors import LogError, UsageError, check_known, nearest
 from rl_eval.errors.redaction import redact
 from rl_eval.records.determinism import Determinism
 from rl_eval.records.episode import EpisodeRecord, EpisodeTable, Fault, Outcome
@@ -168,6 +169,7 @@ class EvalResult(Numbers, Printed):
         self.status: Status = status
         self.reason = reason
         self.artifacts: Mapping[int, Mapping[str, Any]] = artifacts or {}
+        self._has_warned = False
         table.conditions = plan.condition_ids
         self._check_rows()
         self._check_bounds()
@@ -202,6 +204,38 @@ class EvalResult(Numbers, Printed):
     def episodes(self) -> EpisodeSequence:
         """Records of the finished episodes, including failed episodes, in index order."""
         return EpisodeSequence(self.table, np.flatnonzero(self.table.filled))
+
+    @property
+    def returns(self) -> npt.NDArray[np.float64]:
+        """Returns of the completed episodes in plan order, shape (n,)."""
+        return np.asarray(self.table.rows["episode_return"][self.table.completed])
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Lengths of the completed episodes in plan order, in steps, shape (n,)."""
+        return np.asarray(self.table.rows["length"][self.table.completed], np.int64)
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the returns of the counted episodes, with the divisor n - 1; NaN if there are none."""
+        return self.aggregates.std
+
+    @property
+    @override
+    def mean_return(self) -> float:
+        """Mean return of the counted episodes. If there are none, it is NaN, and the first access warns."""
+        mean = self.aggregates.mean
+        if math.isnan(mean) and not self._has_warned:
+            self._has_warned = True
+            why = self.reason or "no episode has a return"
+            warnings.warn(f"mean_return is NaN: the evaluation is {self.status}: {why}", RuntimeWarning, stacklevel=2)
+        return mean
+
+    def __getattr__(self, name: str) -> Any:
+        known = [one for one in dir(type(self)) if not one.startswith("_")]
+        advice = "" if name.startswith("_") else nearest(name, known)
+        text = f"'EvalResult' object has no attribute {name!r}{f': {advice}' if advice.startswith('did') else ''}"
+        raise AttributeError(text, name=name, obj=self)
 
     @property
     def faults(self) -> list[Fault]:

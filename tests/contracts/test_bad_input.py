@@ -101,7 +101,7 @@ def test_environment_that_fails_every_reset(config: EvalConfig) -> None:
     assert re.match(r"8\D+8\D", result.reason)
     assert "OSError: the simulator's port is taken" in result.reason
     assert [record.attempts for record in result.episodes] == [3] * 8
-    assert np.isnan(result.mean_return)
+    assert np.isnan(result.aggregates.mean)
 
 
 def _no_env(context: Any) -> Any:

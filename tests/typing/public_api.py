@@ -32,7 +32,7 @@ from rl_eval import (
     evaluate_policy,
     load,
 )
-from rl_eval.execution.evaluate_policy import PolicyEvaluation
+from rl_eval.execution.evaluate import PolicyEvaluation
 from rl_eval.results.result import EpisodeSequence
 from rl_eval.results.stats.interval import Interval
 from rl_eval.results.stats.paired import McNemar, PairedDifference

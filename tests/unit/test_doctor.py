@@ -16,7 +16,7 @@ from rl_eval.cli import app, checks, examination
 from rl_eval.cli.checks import check_address, check_machine, check_policy
 from rl_eval.cli.examination import check_environment
 from rl_eval.config.builder import EvalConfig
-from rl_eval.execution.group import evaluate
+from rl_eval.execution.evaluate import evaluate
 from rl_eval.records.episode import without_place
 from rl_eval.scheduling.plan import EpisodePlan
 from tests.refused import untold

@@ -1,6 +1,8 @@
 """The shortest calls: ``evaluate`` of an environment, keywords that are misspelt, and ``run --logger``."""
 
 import functools
+import math
+import warnings
 
 import gymnasium as gym
 import numpy as np
@@ -8,8 +10,10 @@ import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 
 import rl_eval
-from rl_eval import EvalConfig, EvalRunnerGroup, Evaluator, compare, evaluate, evaluate_policy
+from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, Evaluator, compare, evaluate, evaluate_policy, load
 from rl_eval.errors import ConfigError
+from rl_eval.records.episode import EpisodeTable
+from rl_eval.results.requirements import Answer, parse_metric
 from tests.refused import refused
 from tests.unit.cli_world import call
 from tests.unit.test_loggers import events
@@ -121,3 +125,60 @@ def test_run_limits_the_steps(tmp_path, monkeypatch):
     shown = run("--output", "a", "--max-episode-steps", "4", "-q")
     assert shown.exit_code == 0
     assert set(rl_eval.load("a").table.rows["length"]) == {4}
+
+
+# One call from Python
+
+
+def test_an_environment_object_is_evaluated_as_its_id():
+    """Also a vector environment, in both modes; the object itself is left alone."""
+    expected = evaluate("CartPole-v1", zeros, num_episodes=6).fingerprint
+    env = gym.make("CartPole-v1")
+    vectors = [gym.make_vec("CartPole-v1", 3, mode) for mode in ("sync", "vector_entry_point")]
+    for one in (env, *vectors):
+        assert evaluate(one, zeros, num_episodes=6).fingerprint == expected
+    assert env.unwrapped.state is None
+    with refused(ConfigError, "env_kwargs"):
+        evaluate(env, zeros, env_kwargs={"sutton_barto_reward": True})
+
+
+def test_arguments_of_a_section_can_be_passed():
+    result = evaluate("CartPole-v1", zeros, num_episodes=3, env_kwargs={"sutton_barto_reward": True})
+    assert result.mean_return == -1.0
+    assert evaluate("CartPole-v1", zeros, num_episodes=3, return_bounds=(0, 500)).return_bounds == (0, 500)
+    with refused(ConfigError, "max_failed_episodes") as caught:
+        evaluate("CartPole-v1", zeros, max_failed_episodes=3)
+    assert "EvalConfig().fault_tolerance(max_failed_episodes=...)" in str(caught.value)
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", CartPoleEnv, CartPoleEnv()])
+def test_swapped_arguments_are_recognised(env):
+    with refused(ConfigError, "policy"):
+        evaluate(zeros, env)
+    with refused(ConfigError, "policy"):
+        evaluate_policy(env, zeros)
+
+
+def test_a_result_has_its_returns_and_suggests_names(tmp_path):
+    result = evaluate("CartPole-v1", zeros, num_episodes=5, output=tmp_path / "run")
+    assert result.returns.tolist() == [one.episode_return for one in result.episodes]
+    assert result.lengths.tolist() == [one.length for one in result.episodes]
+    assert result.std == pytest.approx(np.std(result.returns, ddof=1))
+    with pytest.raises(AttributeError, match="'std'"):
+        _ = result.std_return
+    for saved in (load(tmp_path / "run"), EvalResult.load(tmp_path / "run")):
+        assert saved.fingerprint == result.fingerprint
+    assert parse_metric("mean_return >= 9").judge(result.metrics) is Answer.HOLDS
+
+
+def test_a_mean_that_is_nan_warns_once_with_its_reason():
+    result = evaluate("CartPole-v1", zeros, num_episodes=2)
+    table = EpisodeTable(2)
+    empty = EvalResult(
+        table=table, plan=result.plan, status="failed", reason="nothing ran", timing=result.timing, provenance={}
+    )
+    with pytest.warns(RuntimeWarning, match="nothing ran"):
+        assert math.isnan(empty.mean_return)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert math.isnan(empty.mean_return)

@@ -166,7 +166,7 @@ REFUSED = {
     ),
     "a metric that there is not": (["--require", "kurtosis > 5"], "'kurtosis'"),
     "a part of a metric's name": (["--require", "max > 5"], "'episode_len_max'"),
-    "a metric by its name in Python": (["--require", "mean_return > 5"], "'episode_return_mean'"),
+    "a metric by a wrong name": (["--require", "return_mean > 5"], "'episode_return_mean'"),
     "a misspelt random": (["--policy", "randm"], "'random'"),
     "an id without its package": (["--env", "Nobodys/Pong-v5"], "Nobodys"),
 }

@@ -9,7 +9,8 @@ import pytest
 
 from rl_eval.config.builder import EvalConfig
 from rl_eval.errors import LogError, UsageError
-from rl_eval.execution.group import EvalRunnerGroup, evaluate
+from rl_eval.execution.evaluate import evaluate
+from rl_eval.execution.group import EvalRunnerGroup
 from rl_eval.log import EvaluationLog, read_log
 from rl_eval.results.loading import load
 from rl_eval.results.result import EvalResult
@@ -82,7 +83,7 @@ def test_a_log_without_episodes_has_no_numbers(finished, tmp_path):
     """It was killed before the first flush."""
     loaded = load(cut(finished[0], tmp_path / "cut", 0))
     assert loaded.status == "failed"
-    assert np.isnan(loaded.mean_return)
+    assert np.isnan(loaded.aggregates.mean)
 
 
 def test_a_place_is_a_folder_a_file_or_a_uri(finished, run, tmp_path):

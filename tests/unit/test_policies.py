@@ -21,7 +21,8 @@ from rl_eval.config.builder import EvalConfig
 from rl_eval.config.references import import_attribute
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError, PolicyError
-from rl_eval.execution.group import EvalRunnerGroup, evaluate
+from rl_eval.execution.evaluate import evaluate
+from rl_eval.execution.group import EvalRunnerGroup
 from rl_eval.policies import CallablePolicy, adapt_policy
 from rl_eval.policies.inference.spaces import ActionReader
 from rl_eval.policies.mlp import MLPActor, make_mlp

@@ -10,7 +10,7 @@ import torch
 
 from rl_eval.config.builder import EvalConfig
 from rl_eval.errors import ConfigError, UsageError, WeightsError
-from rl_eval.execution.group import evaluate
+from rl_eval.execution.evaluate import evaluate
 from rl_eval.recording.replay import replay
 from rl_eval.testing import two_length
 from tests.refused import refused

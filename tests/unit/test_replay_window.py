@@ -4,7 +4,7 @@ import pytest
 
 from rl_eval.cli.exits import ExitCode
 from rl_eval.config.builder import EvalConfig
-from rl_eval.execution.group import evaluate
+from rl_eval.execution.evaluate import evaluate
 from tests.refused import untold
 from tests.unit.cli_world import call
 from tests.unit.render_world import world

@@ -173,7 +173,7 @@ def test_nothing_completed_gives_no_plausible_number() -> None:
     about_the_run = {"env_steps_per_second", "inference_seconds", "reset_seconds", "step_seconds", "wall_seconds"}
     about_episodes = {key for key in KEYS - about_the_run if not key.startswith("num_")}
     assert all(math.isnan(result.metrics[key]) for key in about_episodes)
-    assert math.isnan(result.mean_return)
+    assert math.isnan(result.aggregates.mean)
     assert result.success_rate is None
     assert result.interval.method == "none"
     assert result.mean_return_bounds is None
@@ -203,7 +203,7 @@ def test_failed_episode_beyond_the_gap_does_not_touch_the_interval() -> None:
     assert result.interval.exists
     assert result.num_failed == 1
     assert "1 of 12" in make_result(30, missing=[12], failed=[5]).interval.note
-    assert math.isnan(make_result(30, missing=[0]).mean_return)
+    assert math.isnan(make_result(30, missing=[0]).aggregates.mean)
 
 
 def test_return_outside_the_bounds_is_said_and_removes_the_interval() -> None:
@@ -214,7 +214,7 @@ def test_return_outside_the_bounds_is_said_and_removes_the_interval() -> None:
     assert result.mean_return > 5
     assert any("return_bounds" in note for note in result.notes)
     odd = make_result(4, returns=[1.0, math.nan, 2.0, 3.0])
-    assert math.isnan(odd.mean_return)
+    assert math.isnan(odd.aggregates.mean)
     assert not odd.interval.exists
 
 

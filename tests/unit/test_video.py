@@ -17,7 +17,8 @@ import torch
 from rl_eval.cli.exits import ExitCode
 from rl_eval.config.builder import EvalConfig
 from rl_eval.errors import ClusterError, ConfigError, EnvError, WeightsError
-from rl_eval.execution.group import EvalRunnerGroup, evaluate
+from rl_eval.execution.evaluate import evaluate
+from rl_eval.execution.group import EvalRunnerGroup
 from rl_eval.recording.video import (
     Encoder,
     Video,

@@ -24,7 +24,7 @@ from rl_eval.bounded_read import LARGE, read_bytes
 from rl_eval.config.builder import EvalConfig, settings_of
 from rl_eval.config.settings import EvalSettings, PolicySection, with_values
 from rl_eval.errors import ConfigError, EvalError, WeightsError
-from rl_eval.execution.group import evaluate
+from rl_eval.execution.evaluate import evaluate
 from rl_eval.policies import adapt_policy
 from rl_eval.protocols import ActionLogProb, NoiseSource, Policy, Probeable, Recurrent
 from rl_eval.records.episode import EpisodeRecord, EpisodeSpec

@@ -322,18 +322,22 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
             return True  # Cancelled before its start, by an Evaluator with the busy_policy "latest".
         self.results.append((done.step, result))
         del self.results[:-_KEPT]
-        self.last_mean_reward = result.mean_return
+        self.last_mean_reward = result.aggregates.mean
         successes = result.counted_rows["success_at_end"]
         self._is_success_buffer = [bool(one) for one in successes if one >= 0]  # As in SB3's class.
         self._log(done.step, result)
         go_on = True
         # An incomplete result covers only the episodes that happened to finish, so it cannot be the best.
-        if result.status == "complete" and result.mean_return > self.best_mean_reward:
-            self.best_mean_reward = result.mean_return
+        if result.status == "complete" and result.aggregates.mean > self.best_mean_reward:
+            self.best_mean_reward = result.aggregates.mean
             if self.verbose:
                 print("New best mean reward!")  # noqa: T201
             if done.candidate is not None and self._best is not None:
-                facts = {"mean_reward": result.mean_return, "meaning": BIASED_BEST, "fingerprint": result.fingerprint}
+                facts = {
+                    "mean_reward": result.aggregates.mean,
+                    "meaning": BIASED_BEST,
+                    "fingerprint": result.fingerprint,
+                }
                 _attempt("keeping the best model", partial(self._best.keep, done.candidate, facts), None)
             if self.callback_on_new_best is not None:
                 go_on = _attempt("callback_on_new_best", self.callback_on_new_best.on_step, default=True)
@@ -357,7 +361,7 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
     def _print(step: int, result: EvalResult) -> None:
         """Print the same lines as SB3. Standard deviations divide by n, as in SB3."""
         returns, lengths = (result.counted_rows[name] for name in ("episode_return", "length"))
-        print(f"Eval num_timesteps={step}, episode_reward={result.mean_return:.2f} +/- {_std(returns):.2f}")  # noqa: T201
+        print(f"Eval num_timesteps={step}, episode_reward={result.aggregates.mean:.2f} +/- {_std(returns):.2f}")  # noqa: T201
         print(f"Episode length: {result.metrics['episode_len_mean']:.2f} +/- {_std(lengths):.2f}")  # noqa: T201
         if result.success_rate is not None:
             print(f"Success rate: {100 * result.success_rate:.2f}%")  # noqa: T201

@@ -333,7 +333,7 @@ class RayMetrics(Logger):
             evaluations=1,
         )
         self._evaluated = point.step
-        self._set(mean_return=result.mean_return, evaluated_step=point.step, weights_version=point.weights_version)
+        self._set(mean_return=result.aggregates.mean, evaluated_step=point.step, weights_version=point.weights_version)
         self.reached(point.step)
 
     @override

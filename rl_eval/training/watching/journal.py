@@ -68,7 +68,7 @@ class Score:
         """Return the score of a result."""
         mean, low, high = (
             value if math.isfinite(value) else None
-            for value in (result.mean_return, result.interval.low, result.interval.high)
+            for value in (result.aggregates.mean, result.interval.low, result.interval.high)
         )
         return cls(
             result.status,

@@ -1,10 +1,12 @@
-"""``evaluate_policy`` with the signature of Stable-Baselines3, which also returns the complete result."""
+"""Evaluations in one call: ``evaluate``, and ``evaluate_policy`` with the signature of Stable-Baselines3."""
 
 from __future__ import annotations
 
 import copy
+import logging
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, final
 
 import gymnasium as gym
@@ -12,13 +14,15 @@ import numpy as np
 import tree
 
 from rl_eval.adapters import integration_for
-from rl_eval.config.builder import EvalConfig
-from rl_eval.config.settings import SECTIONS
+from rl_eval.config.builder import EvalConfig, checked_settings, settings_of
+from rl_eval.config.settings import SECTIONS, EvalSettings
 from rl_eval.errors import ConfigError, EvalError, checked_keywords
-from rl_eval.execution.environment_objects import environment_like
+from rl_eval.execution.environment_objects import environment_like, is_environment_object
 from rl_eval.execution.group import EvalRunnerGroup
 from rl_eval.records.episode import EpisodeRecord, EpisodeSpec
 from rl_eval.results.result import EvalResult
+
+_logger: Final = logging.getLogger(__name__)
 
 _VECTOR_MODES: Final = ("async", "vector_entry_point")
 """Modes of ``make_vec`` that single environments in one process do not replace."""
@@ -43,6 +47,82 @@ class PolicyEvaluation(tuple[Any, Any]):  # noqa: SLOT001 - a tuple with slots c
         pair = super().__new__(cls, (first, second))
         pair.result = result
         return pair
+
+
+@checked_settings
+def evaluate(
+    config: Any,
+    policy: Any = None,
+    *,
+    output: str | os.PathLike[str] | None = None,
+    num_episodes: int | None = None,
+    seed: int | None = None,
+    max_episode_steps: int | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    return_bounds: tuple[float, float] | None = None,
+    info_keys: Sequence[str] | None = None,
+    success_key: str | None = None,
+    deterministic: bool | None = None,
+    num_runners: int | None = None,
+    num_envs_per_runner: int | None = None,
+    accept_code_change: bool = False,
+) -> EvalResult:
+    """Evaluate once: start runners, run the plan, stop the runners.
+
+    With ``num_runners=0`` everything runs in the calling thread, so that environments can use the main thread. An
+    environment that never returns from a call then blocks the caller. An incomplete result logs a warning.
+
+    Args:
+        config: An environment, or the complete configuration of the evaluation. An environment is a gymnasium id,
+            ``"module:attr"``, a function or class that builds one, or an object of ``gymnasium.make`` or ``make_vec``.
+            An object is not stepped or closed: similar environments are built, as for :func:`evaluate_policy`.
+        policy: Policy object, used instead of the configured policy and its weights.
+        output: Folder or URI of the run, to start or to continue; see :meth:`EvalRunnerGroup.submit`. By default, the
+            result is only returned.
+        num_episodes: Number of episodes; 100 unless configured.
+        seed: Root seed of all episodes; 0 unless configured.
+        max_episode_steps: Step limit of an episode, in addition to the environment's own limit; none unless configured.
+        env_kwargs: Arguments of the environment, for an id, a function or a class.
+        return_bounds: Lowest and highest possible return of an episode, for intervals near a bound.
+        info_keys: Keys of the infos whose last values the records contain.
+        success_key: Key of the infos that reports success; ``is_success`` or ``success`` unless configured.
+        deterministic: Whether to take the most likely actions instead of sampling; True unless configured.
+        num_runners: Number of Ray actors; 0 unless configured. With 0, everything runs in this process, without Ray.
+        num_envs_per_runner: Number of environments per runner; 8 unless configured.
+        accept_code_change: Whether to continue a log that other code wrote; see :meth:`EvalRunnerGroup.submit`.
+
+    Raises:
+        ConfigError: The configuration is invalid, a keyword is unknown, or an environment object cannot be built again.
+        RunnerStartError: No runner started in time.
+        LogMismatch: The log belongs to another plan, policy, environment or code.
+        LogOwned: Another process is writing the log.
+
+    Example:
+        >>> evaluate("CartPole-v1", lambda observations: [0] * len(observations), num_episodes=10).mean_return
+        9.5
+    """
+    _check_order("evaluate(environment, policy)", config, policy)
+    evaluation: dict[str, Any] = {"num_episodes": num_episodes, "seed": seed, "max_episode_steps": max_episode_steps}
+    evaluation |= {"return_bounds": return_bounds, "info_keys": info_keys, "success_key": success_key}
+    given: dict[str, dict[str, Any]] = {
+        "environment": {"env_kwargs": env_kwargs},
+        "policy": {"deterministic": deterministic},
+        "runners": {"num_runners": num_runners, "num_envs_per_runner": num_envs_per_runner},
+        "evaluation": evaluation,
+    }
+    given = {name: {key: value for key, value in keys.items() if value is not None} for name, keys in given.items()}
+    how = {"output": output, "accept_code_change": accept_code_change}
+    if is_environment_object(config):
+        if env_kwargs is not None:
+            fix = "Pass them to the function that builds env, or pass its id or class."
+            raise ConfigError("env_kwargs does not change an environment object", key="env_kwargs", fix=fix)
+        like, policy = _like(config, policy)
+        result = _evaluated(settings_of(like, **given), policy, config, **how)
+    else:
+        result = _result(settings_of(config, **given), policy, **how)
+    if result.status != "complete":
+        _logger.warning("the evaluation is %s: %s", result.status, result.reason)
+    return result
 
 
 @checked_keywords
@@ -102,16 +182,13 @@ def evaluate_policy(
     if render:
         fix = "Show episodes with rl-eval replay."
         raise ConfigError("evaluate_policy does not render", key="render", value=render, fix=fix)
-    adapt, needs = (integration_for(model, name) for name in ("for_environment", "environment_settings"))
+    _check_order("evaluate_policy(model, env)", env, model)
     observer = None if callback is None else _Callback(callback, model)
-    config = (
-        EvalConfig()
-        .environment(**environment_like(env, of_the_model=adapt is not None), **(needs(model) if needs else {}))
-        .policy(deterministic=deterministic)
-        .evaluation(num_episodes=n_eval_episodes, seed=seed, observers=() if observer is None else (observer,))
-    )
+    config, policy = _like(env, model)
+    config.policy(deterministic=deterministic)
+    config.evaluation(num_episodes=n_eval_episodes, seed=seed, observers=() if observer is None else (observer,))
     try:
-        result = _evaluated(config, model if adapt is None else adapt(model, env), env)
+        result = _evaluated(config.build(), policy, env)
     except ConfigError as error:
         if not _A_SETTING.search(error.fix):
             raise
@@ -130,27 +207,54 @@ def evaluate_policy(
     return PolicyEvaluation(result.mean_return, float(np.std(rows["episode_return"])), result)
 
 
-def _evaluated(config: EvalConfig, policy: Any, env: Any) -> EvalResult:
+def _check_order(call: str, env: Any, policy: Any) -> None:
+    """Check that environment and policy are not swapped.
+
+    Raises:
+        ConfigError: The policy is an environment, and the environment is not.
+    """
+    if _is_environment(policy) and not _is_environment(env):
+        name = policy if isinstance(policy, str) else type(policy).__name__
+        problem = f"the policy is the environment {name!r}, so the arguments are swapped"
+        raise ConfigError(problem, key="policy", value=name, fix=f"Call {call}.")
+
+
+def _is_environment(given: Any) -> bool:
+    if isinstance(given, str):
+        return given.rpartition(":")[2] in gym.registry
+    return is_environment_object(given) or (isinstance(given, type) and issubclass(given, gym.Env))
+
+
+def _like(env: Any, policy: Any) -> tuple[EvalConfig, Any]:
+    """Return a config for environments like ``env``, and the policy for them."""
+    adapt, needs = (integration_for(policy, name) for name in ("for_environment", "environment_settings"))
+    config = EvalConfig().environment(
+        **environment_like(env, of_the_model=adapt is not None), **(needs(policy) if needs else {})
+    )
+    return config, policy if adapt is None else adapt(policy, env)
+
+
+def _evaluated(settings: EvalSettings, policy: Any, env: Any, **how: Any) -> EvalResult:
     """Evaluate in a vector environment if ``make_vec`` built ``env``, otherwise in single environments."""
     mode = env.spec.kwargs.get("vectorization_mode") if isinstance(env, gym.vector.VectorEnv) and env.spec else None
-    section = config.build().environment
+    section = settings.environment
     if mode in _VECTOR_MODES and not section.wrappers and not section.action_masks:
-        kwargs = {**section.env_kwargs, "vectorization_mode": mode}
-        batched = config.copy().environment(env_kwargs=kwargs)
+        environment = {"env_kwargs": {**section.env_kwargs, "vectorization_mode": mode}}
+        runners = {"runner": "batched", "num_envs_per_runner": env.num_envs}
         try:
-            return _result(batched.runners(runner="batched", num_envs_per_runner=env.num_envs), policy)
+            return _result(settings_of(settings, environment=environment, runners=runners), policy, **how)
         except ConfigError as error:
             if error.key != "environment.env":  # Otherwise its slots cannot be reset one by one.
                 raise
-            result, note = _result(config, policy), f"the episodes ran in single environments, because {error}"
+            result, note = _result(settings, policy, **how), f"the episodes ran in single environments, because {error}"
             result.provenance["notes"] = [*result.provenance.get("notes", []), note]
             return result
-    return _result(config, policy)
+    return _result(settings, policy, **how)
 
 
-def _result(config: EvalConfig, policy: Any) -> EvalResult:
-    with EvalRunnerGroup(config, policy, threaded=False) as group:
-        return group.evaluate()
+def _result(settings: EvalSettings, policy: Any, **how: Any) -> EvalResult:
+    with EvalRunnerGroup(settings, policy, threaded=settings.runners.num_runners > 0) as group:
+        return group.evaluate(**how)
 
 
 @final
