@@ -122,7 +122,12 @@ class LogOwned(UsageError):
 
 
 class EpisodeError(EvalError):
-    """One episode failed; runners convert the error to a :class:`~rl_eval.records.episode.Fault`."""
+    """One episode failed; runners convert the error to a :class:`~rl_eval.records.episode.Fault`.
+
+    ``evaluate`` raises it if every attempt failed alike. Then ``result`` is the result.
+    """
+
+    result: Any = None
 
 
 class EnvError(EpisodeError):

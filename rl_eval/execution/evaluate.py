@@ -96,6 +96,7 @@ def evaluate(
         RunnerStartError: No runner started in time.
         LogMismatch: The log belongs to another plan, policy, environment or code.
         LogOwned: Another process is writing the log.
+        PolicyError, EnvError: All attempts failed alike before their first step; see :meth:`EvalRunnerGroup.evaluate`.
 
     Example:
         >>> evaluate("CartPole-v1", lambda observations: [0] * len(observations), num_episodes=10).mean_return

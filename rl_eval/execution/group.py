@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, final
 
 from rl_eval.adapters import integration_for
@@ -27,6 +28,7 @@ from rl_eval.execution.aspects import default_aspects
 from rl_eval.execution.handle import EvalHandle
 from rl_eval.execution.jobs import Apply, ApplyToAll, Ask, Awaited, Do, FollowUp, Reconfigure, WeightsSync
 from rl_eval.execution.loop import ControlLoop
+from rl_eval.execution.mistakes import mistake_in
 from rl_eval.execution.outcome import Aspect, EvalOutcome
 from rl_eval.execution.runner_pool import GroupWeights, PublishedWeights, RunnerPool
 from rl_eval.execution.session import Opening
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 _SAMPLING: Final = "rl_eval.recording.sampling"
 """Module of a higher layer, imported when episodes are sampled."""
+_SPACES_TIMEOUT_S: Final = 10.0
 _logger: Final = logging.getLogger(__name__)
 
 
@@ -260,6 +263,10 @@ class EvalRunnerGroup:
         """Run an evaluation and return its result: ``submit(...).result()``.
 
         The result is also saved beside the log in ``output``, unless this is a URI.
+
+        Raises:
+            PolicyError, EnvError: All attempts failed alike before their first step, because of the policy, its
+                actions, or an invalid return value of the environment. The attribute ``result`` is the result.
         """
         from rl_eval.log.storage import is_uri
 
@@ -270,7 +277,15 @@ class EvalRunnerGroup:
                 result.save(place)
             except (OSError, UsageError) as error:
                 _logger.warning("the log of %s has all episodes, but no result could be saved: %s", place, error)
+        if (mistake := mistake_in(result, self._spaces)) is not None:
+            raise mistake
         return result
+
+    def _spaces(self) -> tuple[Any, Any]:
+        with contextlib.suppress(EvalError):
+            spaces: tuple[Any, Any] = self.apply_to_one(attrgetter("spaces"), _SPACES_TIMEOUT_S)
+            return spaces
+        return "unknown spaces", "unknown spaces"
 
     # ------------------------------------------------------------------ sampling
 

@@ -279,6 +279,8 @@ _PACKAGE: Final = Path(__file__).parents[1]
 class FailFast:
     """Counter of the first attempts of an evaluation, while all of them fail with the same error at the same place.
 
+    The failures of a single runner do not end an evaluation while others may work, because the runner may be broken.
+
     Args:
         lanes: Number of lanes of all runners. Each lane may fail four times before the evaluation ends.
     """
@@ -286,6 +288,7 @@ class FailFast:
     def __init__(self, lanes: int) -> None:
         self._limit = max(_FEWEST, _PER_LANE * lanes)
         self._first: Fault | None = None
+        self._runners: set[int] = set()
         self._count = 0
         self._over = False
 
@@ -293,13 +296,19 @@ class FailFast:
         """Stop counting failures, because an episode has completed."""
         self._over = True
 
-    def failed(self, faults: Iterable[Fault]) -> str:
-        """Count failed attempts; return the reason to end the evaluation, or an empty string to continue."""
+    def failed(self, faults: Iterable[Fault], *, alone: bool) -> str:
+        """Count failed attempts; return the reason to end the evaluation, or an empty string to continue.
+
+        Args:
+            faults: The failed attempts.
+            alone: Whether no second runner is expected to work.
+        """
         for fault in faults:
+            self._runners.add(fault.runner)
             self._first = self._first or fault
             self._over = self._over or _kind(fault) != _kind(self._first)
             self._count += 1
-        if self._over or self._first is None or self._count < self._limit:
+        if self._over or self._first is None or self._count < self._limit or not (alone or len(self._runners) > 1):
             return ""
         first = self._first
         where = f" at {':'.join(place)}" if (place := _place(first)) else ""
@@ -380,6 +389,8 @@ class EpisodeSession(Phase):
         super().__init__(outcome)
         self._schedule: Schedule | BlockSchedule = Schedule(outcome.plan)
         self._fail_fast: FailFast | None = None
+        self._starting_until = 0.0
+        """Time until which another runner may start."""
         self._pool_size = 1
         self._unsent: defaultdict[int, Run] = defaultdict(Run)
         """Leases and reclaims for the next call of each runner."""
@@ -399,6 +410,7 @@ class EpisodeSession(Phase):
         self._pool_size = max(1, self.pool.expected())
         if faults.fail_fast and not table.completed.any():
             self._fail_fast = FailFast(self._pool_size * settings.runners.lanes)
+            self._starting_until = now + settings.runners.runner_start_timeout_s
         done, attempts = np.flatnonzero(table.filled).tolist(), charged_attempts(table)
         arguments = self._pool_size, done, attempts, faults.max_attempts_per_episode
         if size := settings.runners.block_size:
@@ -431,7 +443,7 @@ class EpisodeSession(Phase):
         faults = {(fault.index, fault.attempt): replace(fault, charged=False) for fault in found.faults}
         self._obey(commands, now, faults=faults)
         self._outcome.store.add_faults(tuple(fault for fault in faults.values() if not fault.charged))
-        self._note_failures(tuple(faults.values()))
+        self._note_failures(tuple(faults.values()), now)
         return any(fault.charged for fault in faults.values())
 
     def replied(self, member: Member, value: Any, now: float) -> None:
@@ -462,7 +474,7 @@ class EpisodeSession(Phase):
         self._obey(commands, now, member, report, suspected)
         if suspected:
             self._outcome.store.add_faults(tuple(fault for fault in suspected.values() if not fault.charged))
-        self._note_failures((*charged, *suspected.values()))
+        self._note_failures((*charged, *suspected.values()), now)
         self._pump(member, now)
 
     def _watch(self, now: float) -> None:
@@ -560,9 +572,10 @@ class EpisodeSession(Phase):
         if self._fail_fast is not None:
             self._fail_fast.completed()
 
-    def _note_failures(self, faults: tuple[Fault, ...]) -> None:
+    def _note_failures(self, faults: tuple[Fault, ...], now: float) -> None:
         if self._fail_fast is not None:
-            failure = self._fail_fast.failed(fault for fault in faults if fault.charged)
+            alone = self.pool.expected() < 2 or (now > self._starting_until and len(self.pool.ready()) < 2)
+            failure = self._fail_fast.failed((fault for fault in faults if fault.charged), alone=alone)
             self._outcome.failure = self._outcome.failure or failure
 
     def _exclude(self, runner: int, failures: int, uncharged: tuple[tuple[int, int], ...]) -> None:

@@ -29,7 +29,7 @@ def test_it_ends_at_the_limit_and_not_before(batches, lanes) -> None:
     counter, count = FailFast(lanes), 0
     for size in batches:
         count += size
-        told = counter.failed([fault()] * size)
+        told = counter.failed([fault()] * size, alone=True)
         assert bool(told) == (count >= max(20, 4 * lanes))
         assert not told or told.startswith("OSError: no licence")
 
@@ -42,18 +42,25 @@ def test_it_ends_at_the_limit_and_not_before(batches, lanes) -> None:
 def test_another_error_or_a_completed_episode_keeps_it_going(before, other, after) -> None:
     """One fault of another kind, or from another place, and the first completed episode, are enough."""
     counter = FailFast(64)
-    counter.failed([fault()] * before)
+    counter.failed([fault()] * before, alone=True)
     if other is None:
         counter.completed()
     else:
-        counter.failed([other])
-    assert counter.failed([fault()] * after) == "" or before == 0
+        counter.failed([other], alone=True)
+    assert counter.failed([fault()] * after, alone=True) == "" or before == 0
+
+
+def test_one_runner_of_several_does_not_end_an_evaluation() -> None:
+    """It may be the broken one; the first failure of a second runner ends it."""
+    counter = FailFast(4)
+    assert counter.failed([fault()] * 100, alone=False) == ""
+    assert counter.failed([replace(fault(), runner=1)], alone=False)
 
 
 def test_frames_of_this_package_are_no_other_place() -> None:
     """Some episodes are recorded for the determinism check, by a frame of ours."""
     ours = [replace(fault(), traceback=f'{fault().traceback}  File "{file}", line 5, in h\n') for file in OURS]
-    assert FailFast(1).failed([*ours] * 10)
+    assert FailFast(1).failed([*ours] * 10, alone=True)
 
 
 class Unlicensed(gym.Env):

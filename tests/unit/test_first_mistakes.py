@@ -3,13 +3,15 @@
 import sys
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from rl_eval import EvalConfig, Evaluator, evaluate
+from rl_eval import EvalConfig, EvalRunnerGroup, Evaluator, evaluate, evaluate_policy, load
 from rl_eval.cli.exits import ExitCode
-from rl_eval.errors import ConfigError, PolicyError
+from rl_eval.errors import ConfigError, EnvError, PolicyError
 from tests.refused import refused, untold
 from tests.unit.cli_world import call, make_folder, sets
 
@@ -354,3 +356,108 @@ def test_a_policy_that_rejects_generated_observations_is_judged_on_a_real_one():
         result = evaluate(config.copy().policy(inference=inference), parse)
         assert result.status == "complete"
         assert result.mean_return == 1.0
+
+
+# Mistakes of a call from Python
+
+
+class Plain(gym.Env):
+    observation_space = gym.spaces.Box(-1, 1, (4,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(4, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(4, np.float32), 1.0, True, False, {}
+
+
+class Composed(Plain):
+    observation_space = gym.spaces.Dict(a=Plain.observation_space)
+
+    def reset(self, *, seed=None, options=None):
+        return {"a": np.zeros(4, np.float32)}, {}
+
+
+class OldReset(Plain):
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(4, np.float32)
+
+
+class OldStep(Plain):
+    def step(self, action):
+        return np.zeros(4, np.float32), 1.0, True, {}
+
+
+class WrongShape(Plain):
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(5, np.float32), {}
+
+
+class WrongType(Plain):
+    def reset(self, *, seed=None, options=None):
+        return np.full(4, "x"), {}
+
+
+class WrongReward(Plain):
+    def step(self, action):
+        return np.zeros(4, np.float32), "much", True, False, {}
+
+
+class Unlicensed(Plain):
+    def step(self, action):
+        raise RuntimeError("no licence")
+
+
+def zeros(observations):
+    return np.zeros(len(observations), np.int64)
+
+
+FATAL = {
+    "weights of another observation": (Plain, nn.Linear(3, 2), PolicyError),
+    "an action outside of the space": (Plain, lambda observations: np.full(len(observations), 2), PolicyError),
+    "torch code on arrays": (Plain, torch.relu, PolicyError),
+    "an attribute that arrays lack": (Plain, lambda observations: observations.missing, PolicyError),
+    "an action that is NaN": (
+        "Pendulum-v1",
+        lambda observations: np.full((len(observations), 1), np.nan, np.float32),
+        PolicyError,
+    ),
+    "a module on a dict": (Composed, nn.Linear(4, 2), PolicyError),
+    "four values of step": (OldStep, zeros, EnvError),
+    "one value of reset": (OldReset, zeros, EnvError),
+    "another shape": (WrongShape, zeros, EnvError),
+    "another dtype": (WrongType, zeros, EnvError),
+    "a reward that is text": (WrongReward, zeros, EnvError),
+}
+
+
+@pytest.mark.parametrize(("env", "policy", "error"), FATAL.values(), ids=FATAL)
+def test_a_mistake_that_fails_every_attempt_raises(tmp_path, env, policy, error):
+    """With the result, after the log was written, and in every call that returns a result."""
+    with pytest.raises(error) as caught:
+        evaluate(env, policy, num_episodes=3, output=tmp_path / "run")
+    assert caught.value.result.status == "failed"
+    assert load(tmp_path / "run").num_failed == 3
+    space = gym.make(env).observation_space if isinstance(env, str) else env.observation_space
+    assert error is EnvError or str(space) in str(caught.value)
+    with pytest.raises(error):
+        evaluate_policy(policy, env, 3)
+    config = EvalConfig().environment(env).evaluation(num_episodes=3)
+    with EvalRunnerGroup(config, policy, threaded=False) as group:
+        assert group.submit().result().status == "failed"
+
+
+def test_what_the_environment_raises_is_a_result():
+    """It may depend on the episode; also an error after the first step."""
+    assert evaluate(Unlicensed, zeros, num_episodes=3).status == "failed"
+    assert evaluate("CartPole-v1", Forgetful(), num_episodes=3).status == "failed"
+
+
+class Forgetful:
+    """Policy that fails from the second step on."""
+
+    def __call__(self, observations):
+        if np.abs(observations[:, 1]).max() > 0.1:
+            raise ValueError("too fast")
+        return zeros(observations)
