@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from rl_eval.errors import EvalError
+from rl_eval.errors import EpisodeError, EvalError
+from rl_eval.results.result import EvalResult
 
 
 @contextmanager
@@ -33,3 +34,12 @@ def untold(text: str, *values: object) -> list[str]:
     """Return those of the values that a text does not have as words of their own, however it is worded."""
     text = " ".join(text.split())
     return [one for one in map(str, values) if not re.search(rf"(?<![\w.]){re.escape(one)}(?!\w|\.\d)", text)]
+
+
+def result_of(evaluate: Callable[..., EvalResult], *args: Any, **keywords: Any) -> EvalResult:
+    """Return the result of a call, also if all of its attempts failed alike, so that the call raises."""
+    try:
+        return evaluate(*args, **keywords)
+    except EpisodeError as error:
+        assert isinstance(error.result, EvalResult)
+        return error.result

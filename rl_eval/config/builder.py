@@ -156,6 +156,8 @@ class EvalConfig:
         max_episode_steps: int | None = None,
         gamma: float = 1.0,
         info_keys: tuple[str, ...] | list[str] = (),
+        success_key: str | None = None,
+        metrics: Mapping[str, Any] = {},
         return_bounds: tuple[float, float] | None = None,
         observers: tuple[Any, ...] | list[Any] = (),
         determinism_check: float | Literal["auto"] = "auto",

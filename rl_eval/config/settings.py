@@ -285,6 +285,12 @@ class EvaluationSection(_Section):
     info_keys: tuple[str, ...] = ()
     """Keys of scalars in the step ``info`` to record. The record has the value of the last step whose ``info`` has the
     key."""
+    success_key: str | None = None
+    """Key of the step ``info`` that reports success; null for ``is_success``, or else ``success``."""
+    metrics: dict[str, Any] = {}
+    """Own numbers of each completed episode, by name: functions, or ``"module:attr"``. A function is called once per
+    episode with its record and the values of ``info_keys`` by key, in the process of its runner. Its number is a column
+    of the records, like those of ``info_keys``."""
     return_bounds: tuple[float, float] | None = None
     """Lowest and highest possible return. If nearly all returns are equal, as in a solved task, there is an interval
     only with these bounds. They are also the worst and the best case of failed episodes."""
@@ -294,6 +300,11 @@ class EvaluationSection(_Section):
     determinism_check: Literal["auto"] | Annotated[float, Field(ge=0, le=1)] = "auto"
     """Fraction of the episodes to run again in new environments and compare with their records. ``auto`` runs up to
     four episodes, within two seconds or 2 % of the run; 0 disables the check."""
+
+    @property
+    def success_keys(self) -> tuple[str, str]:
+        """Keys of the step ``info`` that report success; the second one is read if the first one is missing."""
+        return ("is_success", "success") if self.success_key is None else (self.success_key, self.success_key)
 
 
 class FaultToleranceSection(_Section):

@@ -281,7 +281,8 @@ class Numbers:
     @cached_property
     def metrics(self) -> dict[str, float]:
         """All metrics by name. All keys are always present; undefined values are NaN."""
-        return {**_return_metrics(self), **_episode_metrics(self.counted_rows), **_run_metrics(self), **_by_agent(self)}
+        numbers = {**_return_metrics(self), **_episode_metrics(self.counted_rows), **_run_metrics(self)}
+        return {**numbers, **_by_info(self), **_by_agent(self)}
 
     @property
     def notes(self) -> list[str]:
@@ -361,7 +362,7 @@ def value_notes(numbers: Numbers) -> Iterator[str]:
         if agent in agents:
             yield f"agent {agent!r} appeared in no completed episode"
         elif key not in agent_columns(agents):
-            yield f"no completed episode has a number for info[{key!r}]: evaluation.info_keys may be misspelt"
+            yield f"no completed episode has a number for {key!r}: evaluation.info_keys may be misspelt"
     if mismatches := numbers.audit_mismatches:
         shown = ", ".join(map(str, mismatches[:5])) + (", ..." if len(mismatches) > 5 else "")
         yield f"not deterministic: two runs of the same episode differ, for episodes {shown}"
@@ -415,6 +416,16 @@ def _run_metrics(numbers: Numbers) -> dict[str, float]:
         "env_steps_per_second": timing.env_steps / timing.wall_seconds if timing.wall_seconds > 0 else math.nan,
         **{name: getattr(timing, name) for name in _TIMES},
     }
+
+
+def _by_info(numbers: Numbers) -> dict[str, float]:
+    """Return the mean of each ``info`` scalar and metric over the counted episodes that have a value."""
+    table, by_agent = numbers.table, agent_columns(agents_in(numbers.table.info_keys))
+    named = {}
+    for key, column in zip(table.info_keys, table.infos[numbers.counted].T, strict=True):
+        if key not in by_agent:
+            named[f"info_mean/{key}"] = exact_mean(column[~np.isnan(column)])
+    return named
 
 
 def _by_agent(numbers: Numbers) -> dict[str, float]:

@@ -95,6 +95,7 @@ def _sources(settings: EvalSettings) -> Iterator[Any]:
     """Yield the names and the objects that implement environment, policies and runners."""
     env, policies = settings.environment, (settings.policy, *settings.policy.policies.values())
     yield from (env.env, _entry_point(env.env), settings.policy.policy_mapping_fn)
+    yield from settings.evaluation.metrics.values()
     yield from (settings.runners.runner, settings.runners.init_fn, *(one.policy for one in policies))
     yield from _live([env.env_kwargs, env.wrappers, *(one.policy_kwargs for one in policies)])
 

@@ -28,6 +28,7 @@ from rl_eval.records.episode import Fault, FaultCause, Lease, Phase, RunReport
 from rl_eval.records.generators import GeneratorSensor
 from rl_eval.runners.environment import ValueReader, import_env
 from rl_eval.runners.lane import PendingReport
+from rl_eval.runners.metrics import metric_functions, scalar_columns
 from rl_eval.runners.observers import Factory, ObservedSlot, observer_factories
 from rl_eval.supervision.caller import current_folder, end_fork, survivable, working_in
 from rl_eval.supervision.flight_recorder import CONSTRUCT, flight_recorder
@@ -68,8 +69,8 @@ class RunnerCore(abc.ABC):
         self.settings = settings
         learn(settings.model_dump())  # This process redacts its secrets in errors and reports.
         self.runner_index = runner_index
-        self._pending = PendingReport(self._info_keys(settings))
-        self._values = ValueReader(self._pending.info_keys, self._pending.note)
+        self._pending = PendingReport(self._info_keys(settings), metric_functions(settings.evaluation))
+        self._values = ValueReader(settings.evaluation, self._pending.note)
         self._queue: deque[Lease] = deque()
         self._max_steps = settings.evaluation.max_episode_steps or math.inf
         self._gamma = settings.evaluation.gamma
@@ -104,13 +105,13 @@ class RunnerCore(abc.ABC):
 
     @classmethod
     def columns(cls, settings: EvalSettings) -> tuple[str, ...]:
-        """Return the names of the ``info`` scalars in the records."""
-        return settings.evaluation.info_keys
+        """Return the names of the ``info`` scalars and of the metrics in the records."""
+        return scalar_columns(settings.evaluation)
 
     @classmethod
     def _info_keys(cls, settings: EvalSettings) -> tuple[str, ...]:
         """Return the columns that are known before an environment is built. Columns of agents are not known then."""
-        return settings.evaluation.info_keys if cls.several_agents else cls.columns(settings)
+        return scalar_columns(settings.evaluation) if cls.several_agents else cls.columns(settings)
 
     # ------------------------------------------------------------------ to override
 

@@ -22,7 +22,13 @@ from gymnasium.envs.registration import load_env_creator
 
 from rl_eval.adapters import Integration, integration_for, simulator_for
 from rl_eval.config.references import import_attribute, takes_observations
-from rl_eval.config.settings import LIVE_ENVIRONMENT, EnvironmentSection, copy_containers, is_live_environment
+from rl_eval.config.settings import (
+    LIVE_ENVIRONMENT,
+    EnvironmentSection,
+    EvaluationSection,
+    copy_containers,
+    is_live_environment,
+)
 from rl_eval.errors import ConfigError, EnvError, nearest
 from rl_eval.protocols import EnvContext
 from rl_eval.records.episode import first_seen
@@ -408,12 +414,13 @@ class ValueReader:
     """Reader of rewards, flags and infos.
 
     Args:
-        info_keys: Names of the ``info`` scalars to record.
+        section: Section with the names of the ``info`` scalars to record, and the keys of success.
         note: Takes a note for the reader of the result.
     """
 
-    def __init__(self, info_keys: tuple[str, ...], note: Callable[[str], None]) -> None:
-        self._info_keys = info_keys
+    def __init__(self, section: EvaluationSection, note: Callable[[str], None]) -> None:
+        self._info_keys = section.info_keys
+        self._success_key, self._other_key = section.success_keys
         self._note = note
 
     def reward(self, lane: Lane, value: Any) -> float:
@@ -451,7 +458,7 @@ class ValueReader:
         """
         if type(info) is not dict:
             _check_info("step", info)
-        success = info.get("is_success", info.get("success"))
+        success = info.get(self._success_key, info.get(self._other_key))
         if success is not None:
             self._read_success(lane, info, success)
         for position, key in enumerate(self._info_keys):
@@ -460,7 +467,7 @@ class ValueReader:
 
     def _read_success(self, lane: Lane, info: Mapping[str, Any], value: Any) -> None:
         assert lane.lease is not None
-        field = f"info[{'is_success' if 'is_success' in info else 'success'!r}]"
+        field = f"info[{self._success_key if self._success_key in info else self._other_key!r}]"
         flag = self.success(field, value, lane.lease.index, lane.length)
         if flag is not None:
             lane.success_at_end = int(flag)

@@ -27,6 +27,7 @@ from rl_eval.records.episode import (
 )
 from rl_eval.records.generators import GeneratorSensor
 from rl_eval.runners.environment import episode_hook
+from rl_eval.runners.metrics import MetricFunction, write_metrics
 from rl_eval.supervision.flight_recorder import STEP, FlightRecorder
 
 if TYPE_CHECKING:
@@ -202,11 +203,13 @@ class PendingReport:
     """Content of a runner's next report, collected until :meth:`take`.
 
     Args:
-        info_keys: Names of the ``info`` scalars in each row.
+        info_keys: Names of the ``info`` scalars and of the metrics in each row.
+        metrics: Functions of the metrics, by name; None for no metrics.
     """
 
-    def __init__(self, info_keys: tuple[str, ...]) -> None:
+    def __init__(self, info_keys: tuple[str, ...], metrics: Mapping[str, MetricFunction] | None = None) -> None:
         self.info_keys = info_keys
+        self._metrics = metrics
         self.construct_seconds = math.inf
         """Shortest build time of an environment so far."""
         self.built_weights = ""
@@ -277,9 +280,12 @@ class PendingReport:
             artifacts: Artifacts in addition to :attr:`artifacts`.
         """
         under_way = int(live["step"].sum()), live_seconds
+        infos = np.array(self.infos, np.float64).reshape(len(self.rows), len(self.info_keys))
+        if self._metrics:
+            write_metrics(self._metrics, self.rows, self.info_keys, infos, self.note)
         report = RunReport(
             rows=_rows_of(self.rows),
-            infos=np.array(self.infos, np.float64).reshape(len(self.rows), len(self.info_keys)),
+            infos=infos,
             faults=tuple(self.faults),
             progress=live,
             returned=tuple(self.returned),

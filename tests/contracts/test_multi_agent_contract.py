@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium as gym
 
 from rl_eval import EvalConfig
-from rl_eval.config.settings import EvalSettings
+from rl_eval.config.settings import EvalSettings, EvaluationSection
 from rl_eval.records.agents import agent_columns
 from rl_eval.runners.environment import construct_env
 from rl_eval.runners.multi_agent.runner import MultiAgentEvalRunner
@@ -49,7 +49,7 @@ class SoloRunner(MultiAgentEvalRunner):  # type: ignore[misc]
 
     def make_env(self, lane_index: int) -> Any:
         env = construct_env(self.settings.environment, self.runner_index, lane_index, 0)
-        return TeamEnv(Solo(env), (), masks=False, info_keys=())
+        return TeamEnv(Solo(env), (), masks=False, evaluation=EvaluationSection())
 
     @classmethod
     def columns(cls, settings: EvalSettings) -> tuple[str, ...]:

@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     pass
 
 Result = TypeVar("Result")
-_SUCCESS: Final = ("success", "is_success")
 """Keys of ``info`` that report success. If both are reported, the last one counts."""
 _NUMERIC: Final = "biuf"
 """Kinds of dtypes whose arrays are read for all slots at once."""
@@ -309,7 +308,8 @@ class BatchedEvalRunner(RunnerCore):
             step = self._sensed("step", simulator.advance, actions)
             self._inference.observations.adopt_step(step.observations, acting, simulator.num_envs)
             observed = self._watched.keys(step) if self._watched is not None else ()
-            reported = step.reported(dict.fromkeys((*_SUCCESS, *self._pending.info_keys, *observed)))
+            section = self.settings.evaluation
+            reported = step.reported(dict.fromkeys((*section.success_keys, *section.info_keys, *observed)))
         except survivable() as error:
             self._fail_together(acting.tolist(), "step", error)
             return
@@ -370,11 +370,11 @@ class BatchedEvalRunner(RunnerCore):
     def _read_infos(self, found: Reported, width: int) -> None:
         """Record success and the configured scalars of a step's infos."""
         flags = np.full(width, -1, np.int64)
-        for key in _SUCCESS:
+        for key in reversed(self.settings.evaluation.success_keys):
             if key in found:
                 self._read_flags(key, *found[key], flags)
         self._attempts.report_success(flags)
-        for column, key in enumerate(self._pending.info_keys):
+        for column, key in enumerate(self.settings.evaluation.info_keys):
             if key in found:
                 self._read_scalars(column, key, *found[key])
 

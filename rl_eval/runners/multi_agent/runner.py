@@ -20,8 +20,8 @@ from rl_eval.policies import adapt_policy
 from rl_eval.protocols import NoiseSource, Policy
 from rl_eval.records.agents import agent_columns
 from rl_eval.records.episode import EpisodeSpec
-from rl_eval.runners.environment import ValueReader
 from rl_eval.runners.lane import Lane
+from rl_eval.runners.metrics import scalar_columns
 from rl_eval.runners.multi_agent.inference import AgentsInference, PolicyInference
 from rl_eval.runners.multi_agent.team import TeamEnv, agents_of, build_team
 from rl_eval.runners.vector import VectorEvalRunner
@@ -236,8 +236,7 @@ class MultiAgentEvalRunner(VectorEvalRunner):
         super().__init__(settings, runner_index, policy)
         # Only the environment, which the base class has just built, lists the agents.
         pending = self._pending
-        pending.info_keys = (*settings.evaluation.info_keys, *agent_columns(self._mapping.agents))
-        self._values = ValueReader(settings.evaluation.info_keys, pending.note)
+        pending.info_keys = (*scalar_columns(settings.evaluation), *agent_columns(self._mapping.agents))
         for lane in self._lanes:
             lane.num_info_keys = len(pending.info_keys)
 
@@ -250,7 +249,7 @@ class MultiAgentEvalRunner(VectorEvalRunner):
         Raises:
             EnvError: The environment cannot be built here.
         """
-        return (*settings.evaluation.info_keys, *agent_columns(agents_of(settings)))
+        return (*scalar_columns(settings.evaluation), *agent_columns(agents_of(settings)))
 
     def make_env(self, lane_index: int) -> Any:
         """Build the environment of a lane."""
@@ -305,7 +304,7 @@ class MultiAgentEvalRunner(VectorEvalRunner):
         team, numbers = self._team(lane), [self._numbers[name] for name in self._seated[lane.index]]
         lane.episode_return, unread = team.settle(terminated, truncated)
         lane.discounted_return += self._gamma ** (lane.length - 1) * unread  # The rewards belong to the last step.
-        lane.info[len(self.settings.evaluation.info_keys) :] = team.columns(numbers)
+        lane.info[len(scalar_columns(self.settings.evaluation)) :] = team.columns(numbers)
         super()._finish(lane, terminated, truncated)
 
     @staticmethod

@@ -21,7 +21,7 @@ import numpy as np
 from typing_extensions import override
 
 from rl_eval.adapters import integration_for
-from rl_eval.config.settings import EnvironmentSection, EvalSettings, copy_containers
+from rl_eval.config.settings import EnvironmentSection, EvalSettings, EvaluationSection, copy_containers
 from rl_eval.errors import ConfigError, EnvError, UsageError, listed, needs_extra, summary_of
 from rl_eval.records.agents import AGENT_COLUMNS
 from rl_eval.runners.environment import build_env, episode_hook, scalar_of
@@ -195,7 +195,8 @@ class TeamEnv:
         env: The environment.
         agents: Names of the agents in the order of seats; empty for the environment's possible agents.
         masks: Whether each agent's action mask is in its info, and must be added to its observation.
-        info_keys: Scalars to read from ``info``: a key of the common info, or ``<agent>/<key>``.
+        evaluation: Section with the scalars to read from ``info`` (a key of the common info, or ``<agent>/<key>``), and
+            the keys of success.
 
     Raises:
         ConfigError: The environment does not list its possible agents, and ``agents`` is empty.
@@ -206,13 +207,16 @@ class TeamEnv:
     unread: Mapping[Any, float]
     """Rewards, by agent, that agents would have received in their next turn. Empty unless the episode was cut."""
 
-    def __init__(self, env: AgentsEnv, agents: Sequence[str], *, masks: bool, info_keys: Sequence[str]) -> None:
+    def __init__(self, env: AgentsEnv, agents: Sequence[str], *, masks: bool, evaluation: EvaluationSection) -> None:
         self._env = env
         self.agents = _seats(env, agents)
         self._seat = {agent: seat for seat, agent in enumerate(self.agents)}
         self._masks = masks
         names = [str(agent) for agent in self.agents]
-        self._wanted = [(key, name, key[len(name) + 1 :]) for key in info_keys for name in names if _is_of(name, key)]
+        self._wanted = [
+            (key, name, key[len(name) + 1 :]) for key in evaluation.info_keys for name in names if _is_of(name, key)
+        ]
+        self._success_keys = evaluation.success_keys
         self._begin()
 
     # ------------------------------------------------------------------ spaces
@@ -417,13 +421,18 @@ class TeamEnv:
         for key, agent, name in self._wanted:
             if name in given.get(agent, ()):
                 info[key] = given[agent][name]
-        if _success(info) is None:
-            reported = [value for part in given.values() if (value := _success(part)) is not None]
+        if self._success(info) is None:
+            reported = [value for part in given.values() if (value := self._success(part)) is not None]
             # The reader of values adds a note on an unclear value.
             unclear = [value for value in reported if scalar_of(value) not in (0, 1)]
             if reported:
-                info["is_success"] = unclear[0] if unclear else all(reported)
+                info[self._success_keys[0]] = unclear[0] if unclear else all(reported)
         return info
+
+    def _success(self, info: Mapping[str, Any]) -> Any:
+        """Return the success that an info reports; None if it reports none."""
+        first, second = self._success_keys
+        return info.get(first, info.get(second))
 
     def _stranger(self, agent: Any) -> EnvError:
         return EnvError(
@@ -432,11 +441,6 @@ class TeamEnv:
             value=str(agent),
             fix="List every agent that may appear in environment.agents.",
         )
-
-
-def _success(info: Mapping[str, Any]) -> Any:
-    """Return the success that an info reports; None if it reports none."""
-    return info.get("is_success", info.get("success"))
 
 
 def _seats(env: AgentsEnv, names: Sequence[str]) -> tuple[Any, ...]:
@@ -508,7 +512,7 @@ def build_team(settings: EvalSettings, runner_index: int, lane_index: int) -> Te
     else:
         built = build_env(section, runner_index, lane_index, settings.runners.num_runners)
     adapted = _adapted(built, section)
-    return TeamEnv(adapted, section.agents, masks=section.action_masks, info_keys=settings.evaluation.info_keys)
+    return TeamEnv(adapted, section.agents, masks=section.action_masks, evaluation=settings.evaluation)
 
 
 def agents_of(settings: EvalSettings) -> tuple[str, ...]:
