@@ -41,10 +41,12 @@ class _Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_flag_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """Reject ``true`` for a number, because Python would use it as 1."""
-        if isinstance(value, bool) and {int, float} & _types_of(cls.model_fields[str(info.field_name)].annotation):
-            raise ValueError("pass a number")
+    def _no_flag_or_text_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Reject ``true`` and text for a number, because pydantic would use ``true`` as 1 and ``"10"`` as 10."""
+        if isinstance(value, (bool, str)):
+            types = _types_of(cls.model_fields[str(info.field_name)].annotation)
+            if {int, float} & types and (isinstance(value, bool) or types <= {int, float, type(None)}):
+                raise ValueError("pass a number")
         return value
 
 

@@ -151,6 +151,12 @@ def test_arguments_of_a_section_can_be_passed():
     assert "EvalConfig().fault_tolerance(max_failed_episodes=...)" in str(caught.value)
 
 
+@pytest.mark.parametrize("number", ["10", True])
+def test_text_is_not_a_number(number):
+    with refused(ConfigError, "evaluation.num_episodes"):
+        evaluate("CartPole-v1", zeros, num_episodes=number)
+
+
 @pytest.mark.parametrize("env", ["CartPole-v1", CartPoleEnv, CartPoleEnv()])
 def test_swapped_arguments_are_recognised(env):
     with refused(ConfigError, "policy"):
