@@ -30,7 +30,7 @@ _SHOWN: Final = 5
 
 def list_(folder: FolderOfRuns = Path("runs"), as_json: AsJson = False) -> None:
     """List the runs in a folder and its subfolders, newest first. Files are only read; no code in them runs."""
-    from rl_eval.reports.listing import HEADINGS, list_runs
+    from rl_eval.reports.listing import HEADINGS, list_runs, used
 
     runs = list_runs(folder)
     if as_json:
@@ -39,7 +39,9 @@ def list_(folder: FolderOfRuns = Path("runs"), as_json: AsJson = False) -> None:
     if not runs:
         print_note(f"no runs in {folder}; rl-eval run writes to runs/ unless --output is set")
         return
-    rows = [HEADINGS, *(run.cells for run in runs)]
+    cells = [run.cells for run in runs]
+    headings = used(HEADINGS, cells)
+    rows = [headings, *([each.get(heading, "") for heading in headings] for each in cells)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         line = _GAP.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))

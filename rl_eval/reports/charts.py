@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
@@ -14,11 +14,17 @@ from rl_eval.results.stats.aggregate import histogram_edges
 
 WIDTH: Final = 540.0
 HEIGHT: Final = 250.0
-"""Height of a drawing in pixels. The template has the same size."""
+"""Height of a drawing without rows, in pixels."""
 _LEFT: Final = 60.0
 _RIGHT: Final = 20.0
 _TOP: Final = 10.0
-_BOTTOM: Final = 44.0
+_BOTTOM: Final = 48.0
+_ROW: Final = 46.0
+"""Height of a row, with the text above its mark."""
+_BARS: Final = 38.0
+"""Height of the bars in a row."""
+_MOST_NAME: Final = 26
+"""Maximum number of characters of a row's name, so that the name fits beside its numbers on a phone."""
 
 _STEPS: Final = (1, 2, 2.5, 5, 10)
 _WIDEST: Final = 1e300
@@ -98,39 +104,136 @@ class Plot:
     """Drawing with its axes."""
 
     title: str
-    """Description for screen readers."""
     x: Axis
     y: Axis
     shapes: list[Shape]
     key: list[tuple[str, str]] = field(default_factory=list)
     """Legend: pairs of CSS class and meaning."""
     caption: str = ""
+    height: float = HEIGHT
+    rows: Sequence[tuple[float, str, str]] = ()
+    """Rows instead of a vertical axis: the position of each, its name at the left, and its numbers at the right."""
+
+
+class Estimate(NamedTuple):
+    """Row of a chart: a number with its interval."""
+
+    name: str
+    value: float
+    low: float
+    """Lower end of the interval; NaN if there is no interval."""
+    high: float
+    text: str
+    """The number and its interval as text."""
+    parts: Sequence[float] = ()
+    """Numbers of which the value is the mean, such as those of two training seeds."""
+
+
+def estimates(
+    title: str, label: str, rows: Sequence[Estimate], *, within: Sequence[float] = (), reference: float | None = None
+) -> Plot | None:
+    """Return a chart with a dot and an interval in each row, or None if no value can be drawn.
+
+    Args:
+        title: Title of the chart.
+        label: Meaning of the values, for the axis.
+        rows: The numbers, from top to bottom.
+        within: Values that the axis contains, such as the bounds of a score.
+        reference: Value to mark in all rows.
+    """
+    marked = [] if reference is None else [reference]
+    shown = [*within, *marked, *(end for row in rows for end in (row.value, row.low, row.high, *row.parts))]
+    x = axis_over(label, shown, _RIGHT, WIDTH - _RIGHT)
+    if x is None:
+        return None
+    y, height = _row_axis(len(rows), _ROW)
+    shapes = [_path("equal", x.place([value] * 2), [y.start, y.end]) for value in marked]
+    for place, row in enumerate(rows):
+        shapes += _estimate(x, row, _TOP + _ROW * (place + 0.72))
+    return Plot(title, x, y, shapes, height=height, rows=_names(rows, _ROW))
+
+
+def ridges(title: str, label: str, rows: Sequence[tuple[Estimate, npt.NDArray[np.float64]]]) -> Plot | None:
+    """Return the histograms of several samples over one axis, or None if no value can be drawn.
+
+    Args:
+        title: Title of the chart.
+        label: Meaning of the values, for the axis.
+        rows: Mean and values of each sample.
+    """
+    x = axis_over(label, np.concatenate([values for _, values in rows]), _RIGHT, WIDTH - _RIGHT, margin=0.02)
+    if x is None:
+        return None
+    drawn = [values[(values >= x.low) & (values <= x.high)] for _, values in rows]
+    edges = histogram_edges(np.concatenate(drawn))
+    x = Axis(label, min(x.low, float(edges[0])), max(x.high, float(edges[-1])), x.start, x.end)
+    step = _ROW + _BARS
+    y, height = _row_axis(len(rows), step)
+    shapes = list[Shape]()
+    for place, ((row, _), values) in enumerate(zip(rows, drawn, strict=True)):
+        floor = _TOP + step * place + 20 + _BARS
+        shapes += _bars(x, Axis("", 0.0, _most(values, edges), floor, floor - _BARS), values, edges)
+        shapes += _estimate(x, row, floor + 9)
+    caption = "Bars show numbers of episodes. Each result has its own vertical scale."
+    return Plot(title, x, y, shapes, caption=caption, height=height, rows=_names([row for row, _ in rows], step))
+
+
+def _row_axis(count: int, step: float) -> tuple[Axis, float]:
+    """Return the vertical axis of a chart with rows, and the height of the chart."""
+    height = _TOP + step * count + _BOTTOM
+    return Axis("", 0.0, 1.0, height - _BOTTOM, _TOP), height
+
+
+def _names(rows: Sequence[Estimate], step: float) -> list[tuple[float, str, str]]:
+    names = [row.name if len(row.name) <= _MOST_NAME else f"…{row.name[1 - _MOST_NAME :]}" for row in rows]
+    return [
+        (_TOP + step * place + 14, name, row.text) for place, (name, row) in enumerate(zip(names, rows, strict=True))
+    ]
+
+
+def _estimate(x: Axis, row: Estimate, height: float) -> Iterator[Shape]:
+    if math.isfinite(row.low + row.high):
+        low, high = x.place([row.low, row.high])
+        ends, up = [low, low, low, high, high, high], np.array([-5, 5, 0, 0, -5, 5]) + height
+        yield _path("whisker", ends, up, row.text)
+    for css, values, radius in (("part", row.parts, 3), ("point", [row.value], 5)):
+        for value in filter(math.isfinite, values):
+            at = {"cx": _px(float(x.place(value))), "cy": _px(height), "r": f"{radius}"}
+            yield Shape("circle", css, at, f"{row.name}: {value:,.6g}")
 
 
 def histogram(
-    values: npt.NDArray[np.float64], label: str, *, marks: Sequence[tuple[str, str, float]] = ()
+    values: npt.NDArray[np.float64],
+    label: str,
+    title: str,
+    *,
+    marks: Sequence[tuple[str, str, float]] = (),
+    interval: tuple[str, float, float] = ("", math.nan, math.nan),
 ) -> Plot | None:
     """Return a histogram, or None if no value can be drawn.
 
     Args:
         values: The values, shape (n,).
         label: Meaning of the values, for the axis.
+        title: Title of the chart.
         marks: Vertical lines, each with a CSS class, a meaning and a value.
+        interval: Meaning and ends of an interval; NaN if there is no interval.
     """
     x = axis_over(label, values, _LEFT, WIDTH - _RIGHT, margin=0.02)
     if x is None:
         return None
     drawn = values[(values >= x.low) & (values <= x.high)]
     edges = histogram_edges(drawn)
-    counts, _ = np.histogram(drawn, edges)
     x = Axis(label, min(x.low, float(edges[0])), max(x.high, float(edges[-1])), x.start, x.end)
-    y = Axis("episodes", 0.0, float(counts.max()) * 1.05, HEIGHT - _BOTTOM, _TOP, whole=True)
-    shapes, known = [], [mark for mark in marks if math.isfinite(mark[2])]
-    for low, high, count in zip(edges[:-1].tolist(), edges[1:].tolist(), counts.tolist(), strict=True):
-        (left, right), top = x.place([low, high]), y.place(count)
-        at = {"x": left, "y": top, "width": max(right - left - (right - left > 4), 0.5), "height": y.start - top}
-        chosen = {name: _px(value) for name, value in at.items()} | {"data-low": f"{low}", "data-high": f"{high}"}
-        shapes += [Shape("rect", "bar", chosen, f"{low:,.6g} to {high:,.6g}: {count:,} episodes")] if count else []
+    y = Axis("episodes", 0.0, _most(drawn, edges) * 1.15, HEIGHT - _BOTTOM, _TOP, whole=True)
+    shapes, known = [*_bars(x, y, drawn, edges)], [mark for mark in marks if math.isfinite(mark[2])]
+    key = [("bar", "episodes"), *((css, meaning) for css, meaning, _ in known)]
+    meaning, low, high = interval
+    if math.isfinite(low + high):
+        left, right = x.place([low, high])
+        frame = [left, left, right, right], [y.start, y.end, y.end, y.start]
+        shapes += [_path("halo", *frame), _path("end", *frame, f"{meaning}: {low:,.6g} to {high:,.6g}")]
+        key.append(("end", meaning))
     for css, meaning, value in known:
         shapes.append(_path(css, x.place([value] * 2), [y.start, y.end], f"{meaning} {value:,.6g}"))
     left_out = (
@@ -138,8 +241,22 @@ def histogram(
         if len(drawn) < len(values)
         else ""
     )
-    key = list(dict.fromkeys([("bar", "episodes"), *((css, meaning) for css, meaning, _ in known)]))
-    return Plot(f"Histogram of {len(drawn):,} values of {label}", x, y, shapes, key=key, caption=left_out)
+    return Plot(title, x, y, shapes, key=list(dict.fromkeys(key)), caption=left_out)
+
+
+def _most(values: npt.NDArray[np.float64], edges: npt.NDArray[np.float64]) -> float:
+    """Return the number of values in the highest bar; 1 if there are no values."""
+    return float(max(1, np.histogram(values, edges)[0].max()))
+
+
+def _bars(x: Axis, y: Axis, values: npt.NDArray[np.float64], edges: npt.NDArray[np.float64]) -> Iterator[Shape]:
+    counts, _ = np.histogram(values, edges)
+    for low, high, count in zip(edges[:-1].tolist(), edges[1:].tolist(), counts.tolist(), strict=True):
+        (left, right), top = x.place([low, high]), y.place(count)
+        at = {"x": left, "y": top, "width": max(right - left - (right - left > 4), 0.5), "height": y.start - top}
+        chosen = {name: _px(value) for name, value in at.items()} | {"data-low": f"{low}", "data-high": f"{high}"}
+        if count:
+            yield Shape("rect", "bar", chosen, f"{low:,.6g} to {high:,.6g}: {count:,} episodes")
 
 
 def running_mean(places: npt.NDArray[np.int64], values: npt.NDArray[np.float64], confidence: float) -> Plot | None:
@@ -172,7 +289,7 @@ def running_mean(places: npt.NDArray[np.int64], values: npt.NDArray[np.float64],
     band = _path("band", [*across, *across[::-1]], [*low, *high[::-1]])
     level = f"{100 * confidence:g} %"
     return Plot(
-        f"Running mean of {len(values):,} returns by episode index",
+        f"Mean of the first returns, up to each of {len(values):,} episodes",
         x,
         y,
         [band, _path("line", across, y.place(mean))],

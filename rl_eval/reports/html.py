@@ -32,7 +32,7 @@ from rl_eval.log.storage import absolute_place
 from rl_eval.records.episode import Outcome
 from rl_eval.reports.page import Table
 from rl_eval.reports.pages import headlines
-from rl_eval.reports.report import overview, pair_pages, run_page
+from rl_eval.reports.report import comparisons, overview, run_page
 from rl_eval.results.files import RESULT_FILE
 from rl_eval.results.metrics import episode_seconds
 from rl_eval.results.result import EvalResult
@@ -115,13 +115,19 @@ def render(sources: Sequence[Source]) -> str:
     ]
     titles = list(dict.fromkeys(environment_name(result.provenance) or "evaluation" for result in results))
     heading = " and ".join(titles) if len(titles) < _MANY else f"{len(titles)} environments"
-    pairs = pair_pages(names, results)
-    pages = [overview(names, results, sum(bool(pair.verdict) for pair in pairs)), *pairs] if len(runs) > 1 else []
     head = headlines(results[0])[0]
-    what = f"{len(runs)} evaluations" if pages else f"{head.label} {head.strong}"
-    title = f"{heading}: {what}"
-    script = _asset("report.js")
-    return render_template("report.html.j2", script, data, runs=runs, pages=pages, heading=heading, title=title)
+    several = len(runs) > 1
+    title = f"{heading}: {f'{len(runs)} evaluations' if several else f'{head.label} {head.strong}'}"
+    return render_template(
+        "report.html.j2",
+        asset("table.js") + asset("report.js"),
+        data,
+        runs=runs,
+        overview=overview(names, results) if several else None,
+        against=comparisons(names, results) if several else [],
+        heading=heading,
+        title=title,
+    )
 
 
 def _static_rows(result: EvalResult) -> Table:
@@ -161,7 +167,7 @@ def render_template(
     """
     from markupsafe import Markup
 
-    style, inert = _asset("page.css"), json.dumps(data, separators=(",", ":"), allow_nan=False).translate(_ESCAPES)
+    style, inert = asset("page.css"), json.dumps(data, separators=(",", ":"), allow_nan=False).translate(_ESCAPES)
     trusted = {"style": style, "script": script, "data": inert, "generator": generator}
     text = _environment().get_template(template).render(
         policy=_content_policy(style, script, form, images),
@@ -182,7 +188,8 @@ def _content_policy(style: str, script: str, form: str, images: str) -> str:
 
 
 @functools.cache
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """Return the text of a file of this folder."""
     return (_FOLDER / name).read_text(encoding="utf-8")
 
 

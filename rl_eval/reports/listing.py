@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from rl_eval.log.ownership import RunState, state_of
 from rl_eval.log.storage import LocalStorage
 from rl_eval.records.plain import damage, plain
 from rl_eval.reports.page import one_line
+from rl_eval.reports.pages import with_ends, writer
 from rl_eval.results.files import (
     EPISODES_FILE,
     RESULT_FILE,
@@ -29,9 +30,19 @@ from rl_eval.results.files import (
     read_summary,
 )
 from rl_eval.results.loading import load
-from rl_eval.results.text import decimals, environment_name, number, policy_name
+from rl_eval.results.text import (
+    decimals,
+    environment_name,
+    number,
+    percent,
+    policy_name,
+    weights_file,
+    weights_name,
+)
 
-HEADINGS: Final = ("when", "status", "episodes", "mean return (interval)", "environment", "policy", "run")
+HEADINGS: Final = (
+    "when", "status", "success", "mean return", "episodes", "environment", "policy", "run",
+)  # fmt: skip
 """Headings of the list's columns, in a terminal and in a browser."""
 
 _LONGEST: Final = 200
@@ -53,7 +64,12 @@ class ListedRun:
     low: float = math.nan
     """Lower end of the interval of the mean; NaN if there is no interval."""
     high: float = math.nan
+    success_rate: float = math.nan
+    success_low: float = math.nan
+    success_high: float = math.nan
     policy: str = ""
+    weights: str = ""
+    """Path of the weights or of the model file; if there is none, digest and version of the weights."""
     environment: str = ""
     when: str = ""
     """ISO time of the end of the run. For a log, the time of the start."""
@@ -63,6 +79,7 @@ class ListedRun:
     """Whether the determinism check passed; None without a check."""
     state: RunState = "finished"
     """``running``, ``stopped`` (nobody writes the log, and the same command continues it) or ``finished``."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -70,22 +87,34 @@ class ListedRun:
         return _line(self.path)
 
     @property
-    def cells(self) -> tuple[str, ...]:
-        """Texts of the columns. A broken run has no numbers, and its error text follows its name."""
+    def cells(self) -> Mapping[str, str]:
+        """Texts by heading. A broken run has no numbers, and its error text follows its name."""
         if self.status == "broken":
-            return "", self.status, "", "", "", "", f"{self.name}: {self.problem}"
+            return {"status": "broken", "run": f"{self.name}: {self.problem}"}
         state = self.status if self.state == "finished" else self.state
-        state = f"{state}, not deterministic" if self.deterministic is False else state
         count = f"{self.episodes:,}" if self.episodes == self.planned else f"{self.episodes:,} of {self.planned:,}"
         places = decimals((self.high - self.low) / 4, self.mean_return)
-        mean = number(self.mean_return, places)
-        if self.low < self.high:
-            mean = f"{mean} ({number(self.low, places)} to {number(self.high, places)})"
-        return self.when[:16].replace("T", " "), state, count, mean, self.environment, self.policy, self.name
+        success = with_ends(self.success_rate, self.success_low, self.success_high, percent)
+        return {name: number(value, 4) for name, value in self.metrics.items()} | {
+            "when": self.when[:16].replace("T", " "),
+            "status": f"{state}, not deterministic" if self.deterministic is False else state,
+            "success": "" if math.isnan(self.success_rate) else success,
+            "mean return": with_ends(self.mean_return, self.low, self.high, writer(places)),
+            "episodes": count,
+            "environment": self.environment,
+            "policy": self.policy,
+            "weights": self.weights,
+            "run": self.name,
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain JSON values; NaN becomes None."""
         return {name: plain(value) for name, value in asdict(self).items()}
+
+
+def used(headings: Iterable[str], rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return the headings of the columns that are not empty in all rows."""
+    return [heading for heading in headings if any(row.get(heading) for row in rows)]
 
 
 def list_runs(folder: str | os.PathLike[str]) -> list[ListedRun]:
@@ -144,9 +173,10 @@ def _summary(path: Path) -> dict[str, Any]:
 
 def _run(name: str, data: Mapping[str, Any]) -> ListedRun:
     """Return the listed run for a summary, which may be malformed."""
-    metrics, interval, provenance = data["metrics"], data["interval"], data["provenance"]
-    numbers = (metrics["episode_return_mean"], interval["low"], interval["high"])
-    mean, low, high = (math.nan if value is None else float(value) for value in numbers)
+    interval, success, provenance = data["interval"], data["success_interval"] or {}, data["provenance"]
+    metrics = {_line(name): math.nan if value is None else float(value) for name, value in data["metrics"].items()}
+    ends = (interval["low"], interval["high"], success.get("low"), success.get("high"))
+    low, high, success_low, success_high = (math.nan if value is None else float(value) for value in ends)
     passed = data["determinism"]["passed"]
     when = provenance.get("finished_at") or provenance.get("started_at") or ""
     return ListedRun(
@@ -154,13 +184,18 @@ def _run(name: str, data: Mapping[str, Any]) -> ListedRun:
         _line(str(data["status"])),
         episodes=int(metrics["num_episodes"]),
         planned=int(data["plan"]["num_episodes"]),
-        mean_return=mean,
+        mean_return=metrics["episode_return_mean"],
         low=low,
         high=high,
+        success_rate=metrics["success_rate"],
+        success_low=success_low,
+        success_high=success_high,
         policy=_line(policy_name(provenance)),
+        weights=_line(weights_file(provenance) or weights_name(provenance, metrics["weights_version"])),
         environment=_line(environment_name(provenance)),
         when=_line(str(when)),
         deterministic=None if passed is None else bool(passed),
+        metrics=metrics,
     )
 
 

@@ -50,6 +50,8 @@ class Table:
     caption: str = ""
     folded: bool = False
     """Whether a browser shows the table only after a click on its title."""
+    num_hidden: int | None = None
+    """Number of last columns that a browser hides until they are chosen. If set, a browser can sort and filter rows."""
 
 
 @dataclass(frozen=True)

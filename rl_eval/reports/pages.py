@@ -66,7 +66,7 @@ def page_of(shown: Any) -> Page:
 def result_page(result: EvalResult) -> Page:
     """Return the page of a result: its numbers, episode counts and identity."""
     sections: list[list[Line] | Table] = [
-        [*_return_lines(result), *_length_lines(result), *_success_lines(result)],
+        [*_success_lines(result), *_return_lines(result), *_length_lines(result)],
         *_policy_tables(result),
         *_condition_tables(result),
         [*_episode_lines(result), *_time_lines(result)],
@@ -97,20 +97,20 @@ def headlines(result: EvalResult) -> list[Line]:
     In a zero-sum game, return a line for each policy, or for each agent if there is only one policy.
     """
     if not result.is_zero_sum:
-        write = _writer(decimals(result.aggregates.sem, result.aggregates.mean))
+        write = writer(decimals(result.aggregates.sem, result.aggregates.mean))
         return [Line("mean return", write(result.aggregates.mean), interval_text(result.interval, write))]
     by_policy = result.returns_by("policy")
     parts = by_policy if len(by_policy) > 1 else result.returns_by("agent")
     lines = []
     for name, (mean, interval) in [*parts.items()][:_MOST_PARTS]:
-        write = _writer(interval_places(interval, mean))
+        write = writer(interval_places(interval, mean))
         lines.append(Line(f"return of {name}", write(mean), interval_text(interval, write)))
     return lines
 
 
 def _return_lines(result: EvalResult) -> list[Line]:
     numbers, lines = result.aggregates, headlines(result)
-    write = _writer(decimals(numbers.sem, numbers.mean))
+    write = writer(decimals(numbers.sem, numbers.mean))
     if result.num_missing and (bounds := result.mean_return_bounds):
         worst, best = map(write, bounds)
         text = f"mean if all failed episodes had the lowest possible return: {worst}; if they had the highest: {best}"
@@ -181,8 +181,8 @@ def _condition_tables(result: EvalResult) -> list[Table]:
         rows = [
             (
                 one.mean_return,
-                (str(one.value), number(one.num_episodes, 0), write(one.mean_return), _ends(one.interval, write),
-                 *_success_cells(one))[: 1 + len(headings)],
+                (str(one.value), number(one.num_episodes, 0), write(one.mean_return),
+                 interval_ends(one.interval, write), *_success_cells(one))[: 1 + len(headings)],
             )
             for one in parts
         ]  # fmt: skip
@@ -195,7 +195,7 @@ def _condition_tables(result: EvalResult) -> list[Table]:
 def _success_cells(part: ConditionNumbers) -> tuple[str, str]:
     if part.success_rate is None or part.success_interval is None:
         return "n/a", "n/a"
-    return percent(part.success_rate), _ends(part.success_interval, percent)
+    return percent(part.success_rate), interval_ends(part.success_interval, percent)
 
 
 def _lowest(column: str, headings: Sequence[str], rows: Sequence[tuple[float, Sequence[str]]]) -> Table:
@@ -283,7 +283,7 @@ def _setting_lines(comparison: Comparison) -> list[Line]:
 
 def _difference_lines(comparison: Comparison) -> list[Line]:
     difference = comparison.difference
-    write = _writer(interval_places(difference.interval, difference.mean))
+    write = writer(interval_places(difference.interval, difference.mean))
     if difference.rounding:
         return [Line("b - a", write(difference.mean), "rounding")]
     how = "all sign patterns" if difference.test == "exact" else "random sign patterns"
@@ -308,7 +308,7 @@ def _difference_tables(shown: Comparison) -> list[Table]:
             (
                 one.mean,
                 (str(one.value), number(one.num_pairs, 0), *map(write, (one.mean_a, one.mean_b, one.mean)),
-                 _ends(one.interval, write)),
+                 interval_ends(one.interval, write)),
             )
             for one in parts
         ]  # fmt: skip
@@ -340,7 +340,7 @@ def _(shown: CrossPlay) -> Page:
     rated, seated = _means(each.mean_return for each in best), _means(each.mean_return for each in shown.seats)
     teams, points = _means(each.team for each in shown.line_ups), "{:,.0f}".format
     ratings = [
-        (one.policy, number(one.rating.value, 0), _ends(one.rating.interval, points), *_shares(one.outcomes),
+        (one.policy, number(one.rating.value, 0), interval_ends(one.rating.interval, points), *_shares(one.outcomes),
          rated(one.mean_return.mean))
         for one in best
     ]  # fmt: skip
@@ -379,27 +379,34 @@ def _matrix(played: CrossPlay, names: list[str], what: str, write: Write) -> lis
 # Numbers as text
 
 
-def _writer(places: int) -> Write:
+def writer(places: int) -> Write:
+    """Return a function that formats numbers with a number of decimals."""
     return lambda value: number(value, places)
 
 
 def _means(estimates: Iterable[Estimate | Part]) -> Write:
     """Return a function that formats means with the number of decimals of the narrowest interval."""
     spreads = [(each.interval.high - each.interval.low) / 4 for each in estimates]
-    return _writer(max((decimals(spread) for spread in spreads if spread > 0), default=2))
+    return writer(max((decimals(spread) for spread in spreads if spread > 0), default=2))
 
 
 def _both(estimate: Estimate, write: Write) -> tuple[str, str]:
-    return write(estimate.mean), _ends(estimate.interval, write)
+    return write(estimate.mean), interval_ends(estimate.interval, write)
 
 
-def _ends(interval: Interval, write: Write) -> str:
+def interval_ends(interval: Interval, write: Write) -> str:
+    """Return the ends of an interval as text; ``none`` if there is no interval."""
     return f"{write(interval.low)} to {write(interval.high)}" if interval.exists else "none"
+
+
+def with_ends(value: float, low: float, high: float, write: Write) -> str:
+    """Return a number with the ends of its interval, if there is one."""
+    return f"{write(value)} ({write(low).removesuffix(' %')} to {write(high)})" if low < high else write(value)
 
 
 def _shares(outcomes: Outcomes) -> tuple[str, str, str]:
     """Return the fractions of games won, with its interval in a second line, drawn and lost."""
-    won = f"{percent(outcomes.wins)}\n{_ends(outcomes.win_interval, percent)}"
+    won = f"{percent(outcomes.wins)}\n{interval_ends(outcomes.win_interval, percent)}"
     return won, percent(outcomes.draws), percent(outcomes.losses)
 
 

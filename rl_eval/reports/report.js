@@ -39,13 +39,6 @@
   const digits = (value) => (Number.isNaN(value) ? "" : String(Number(value.toPrecision(7))));
   const few = (value) => (Number.isNaN(value) ? "" : String(Number(value.toPrecision(3))));
 
-  function element(tag, content, attributes = {}) {
-    const made = document.createElement(tag);
-    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-    made.append(...[content].flat());
-    return made;
-  }
-
   class EpisodeTable {
     constructor(section, run) {
       Object.assign(this, { section, run, filter: "all", low: NaN, high: NaN, text: "", sorted: "index", down: false });
@@ -178,10 +171,10 @@
 
     row(i) {
       const index = this.columns.index[i], id = `${this.run.anchor}episode-${index}`;
-      const cells = this.shown.map(([key, , , write]) => {
-        const text = write(i);
-        if (key !== "index") return element("td", text, text === "failed" ? { class: "failed" } : {});
-        return element("td", element("a", text, { href: `#${id}` }));
+      const cells = this.shown.map(([key, name, , write]) => {
+        const text = write(i), label = { "data-label": name };
+        if (key !== "index") return element("td", text, text === "failed" ? { class: "failed", ...label } : label);
+        return element("td", element("a", text, { href: `#${id}` }), label);
       });
       const row = element("tr", cells, { id });
       if (this.open !== index) return [row];

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,15 +16,25 @@ from rl_eval.errors.redaction import redact, redact_text
 from rl_eval.records.agents import agent_columns, agents_in
 from rl_eval.records.episode import Fault
 from rl_eval.records.plain import leaves
-from rl_eval.reports.charts import Plot, histogram, means, running_mean
+from rl_eval.reports.charts import Estimate, Plot, estimates, histogram, means, ridges, running_mean
 from rl_eval.reports.page import Line, Page, Table
-from rl_eval.reports.pages import headlines, page_of, result_page
+from rl_eval.reports.pages import Write, interval_ends, page_of, result_page, with_ends, writer
 from rl_eval.results.comparison import compare
 from rl_eval.results.metrics import success_counts
 from rl_eval.results.result import EvalResult
 from rl_eval.results.stats.aggregate import exact_mean
 from rl_eval.results.stats.interval import FEW, Bounds, Interval, mean_interval, success_interval
-from rl_eval.results.text import BIASED_BEST, decimals, lookup, number, percent, several
+from rl_eval.results.text import (
+    BIASED_BEST,
+    decimals,
+    interval_places,
+    number,
+    percent,
+    policy_name,
+    several,
+    weights_file,
+    weights_name,
+)
 
 _MOST_AGENTS: Final = 50
 _MOST_GROUPS: Final = 50
@@ -36,6 +46,8 @@ _MOST_LEAVES: Final = 400
 _LONGEST: Final = 300
 """Maximum number of shown characters of a value in the provenance."""
 _MOST_PAIRS: Final = 8
+_MOST_BASELINES: Final = 6
+"""Maximum number of results of which each can be the baseline. All comparisons are computed in advance."""
 _HIDDEN: Final = ("signature", "notes")
 """Parts of the provenance that are not useful for a reader, or are shown elsewhere."""
 _MOST_INDICES: Final = 12
@@ -50,12 +62,11 @@ _NUMBER: Final = re.compile(r"[0-9]{1,15}")
 def run_page(result: EvalResult) -> Page:
     """Return the page of a result for a browser, with plots and more tables, but without the episodes."""
     rows, interval, page = result.counted_rows, result.interval, result_page(result)
-    level = f"{100 * interval.confidence:g} % interval of the mean"
-    ends = [("end", level, end) for end in (interval.low, interval.high)] if interval.exists else []
-    marks = [("mean", "mean", result.aggregates.mean), ("median", "median", result.aggregates.median), *ends]
-    without = _without_intervals(result)
+    ends = (f"{_level(result)} of the mean", interval.low, interval.high)
+    marks = [("mean", "mean", result.aggregates.mean), ("median", "median", result.aggregates.median)]
+    without, title = _without_intervals(result), f"Returns of {len(rows):,} episodes"
     figures = [
-        histogram(rows["episode_return"], "return", marks=marks),
+        histogram(rows["episode_return"], "return", title, marks=marks, interval=ends),
         None if without else running_mean(rows["index"], rows["episode_return"], result.confidence),
     ]
     places = decimals(result.aggregates.sem, result.aggregates.mean)
@@ -209,26 +220,65 @@ def _provenance(provenance: Mapping[str, Any]) -> Table:
 # Several results
 
 
-def overview(names: Sequence[str], results: Sequence[EvalResult], num_compared: int) -> Page:
-    """Return the page of all results, with their learning curve if they are checkpoints of one run.
+def overview(names: Sequence[str], results: Sequence[EvalResult]) -> Page:
+    """Return the page of all results: charts, their learning curve if they are checkpoints of one run, and a table."""
+    notes: dict[str, list[str]] = {}
+    for name, result in zip(names, results, strict=True):
+        for interval in filter(None, (result.interval, result.success_interval)):
+            if interval.note:
+                notes.setdefault(interval.note, []).append(name)
+    told = [f"{', '.join(of)}: {note}" for note, of in notes.items()]
+    figures = [*_estimates(names, results), _curve(results)]
+    return Page("All results", "", "", [*filter(None, figures), _table(names, results)], notes=told)
 
-    Args:
-        names: Names of the results.
-        results: The results.
-        num_compared: Number of results that are compared with the first result.
-    """
+
+def _estimates(names: Sequence[str], results: Sequence[EvalResult]) -> Iterator[Plot | None]:
+    """Yield charts of success rates and mean returns, and the histograms of the returns."""
+    level = _level(results[0])
+    rates = [
+        _estimate(name, result.success_rate, result.success_interval, percent, 100)
+        for name, result in zip(names, results, strict=True)
+        if result.success_rate is not None and result.success_interval is not None
+    ]
+    if rates:
+        yield estimates(f"Success rates with {level}s", "success rate in %", rates, within=(0, 100))
+    returns = [
+        _estimate(name, result.aggregates.mean, result.interval, _writer(result))
+        for name, result in zip(names, results, strict=True)
+    ]
+    yield estimates(f"Mean returns with {level}s", "mean return", returns)
+    rows = [(row, result.counted_rows["episode_return"]) for row, result in zip(returns, results, strict=True)]
+    yield ridges("Returns of the episodes, with mean and interval", "return", rows)
+
+
+def _writer(result: EvalResult) -> Write:
+    return writer(decimals(result.aggregates.sem, result.aggregates.mean))
+
+
+def _estimate(name: str, value: float, interval: Interval, write: Write, scale: float = 1.0) -> Estimate:
+    low, high = interval.low, interval.high
+    return Estimate(name, scale * value, scale * low, scale * high, with_ends(value, low, high, write))
+
+
+def _table(names: Sequence[str], results: Sequence[EvalResult]) -> Table:
+    """Return a table of the results, with all metrics as columns to choose."""
+    reported, metrics = any(result.success_rate is not None for result in results), [*_metrics(results)]
     rows = []
-    for place, (name, result) in enumerate(zip(names, results, strict=True), 1):
-        success = "" if result.success_rate is None else percent(result.success_rate)
-        counted = f"{result.aggregates.count:,}"
-        head = headlines(result)[0]
-        mean = f"{head.strong} ({head.label})" if result.is_zero_sum else head.strong
-        rows.append((f"{place}", name, mean, head.rest, result.status, counted, success))
-    table = Table("All results", ("", "result", "mean return", "interval", "status", "episodes", "success"), rows)
-    beyond = f"Only {_MOST_PAIRS} results are compared with the first one. Use rl-eval compare for others."
-    notes = [beyond] if len(results) > _MOST_PAIRS + 1 else []
-    notes += filter(None, [several(num_compared, "comparisons", results[0].confidence)])
-    return Page("All results", "", "", [table, *filter(None, [_curve(results)])], notes=notes)
+    for name, result in zip(names, results, strict=True):
+        write, rate, success = _writer(result), result.success_rate, result.success_interval
+        ends = interval_ends(success, percent) if success and rate is not None else ""
+        successes = ["" if rate is None else percent(rate), ends] if reported else []
+        shown = (write(result.aggregates.mean), interval_ends(result.interval, write), f"{result.aggregates.count:,}")
+        weights = weights_file(result.provenance) or weights_name(result.provenance, result.metrics["weights_version"])
+        chosen = (number(result.metrics[key], 4) if key in result.metrics else "" for key in metrics)
+        rows.append((name, *successes, *shown, result.status, policy_name(result.provenance), weights, *chosen))
+    level = _level(results[0])
+    headings = ("result", *(("success", level) if reported else ()), "mean return", level, "episodes", "status")
+    return Table("All results", (*headings, "policy", "weights", *metrics), rows, num_hidden=len(metrics))
+
+
+def _metrics(results: Sequence[EvalResult]) -> dict[str, None]:
+    return dict.fromkeys(key for result in results for key in result.metrics)
 
 
 def _curve(results: Sequence[EvalResult]) -> Plot | None:
@@ -261,28 +311,60 @@ def _version(result: EvalResult) -> int | None:
 
 def _checkpoint(result: EvalResult) -> int | None:
     """Return the last number in the name of the weights file or model file."""
-    file = lookup(result.provenance, "config", "policy", "weights")
-    file = file or lookup(result.provenance, "identity", "policy_kwargs", _PATH)
-    numbers = _NUMBER.findall(PurePath(file).stem)
+    numbers = _NUMBER.findall(PurePath(weights_file(result.provenance)).stem)
     return int(numbers[-1]) if numbers else None
 
 
-def pair_pages(names: Sequence[str], results: Sequence[EvalResult]) -> list[Page]:
-    """Return the comparison of each result with the first result, like ``rl-eval compare``.
+class Against(NamedTuple):
+    """Comparisons of all other results with one of them."""
 
-    If two results cannot be compared, the page has the reason.
+    baseline: str
+    figure: Plot | None
+    """Chart of the paired differences; None if no result can be compared with the baseline."""
+    pages: Sequence[Page]
+    notes: Sequence[str]
+
+
+def comparisons(names: Sequence[str], results: Sequence[EvalResult]) -> list[Against]:
+    """Return the comparisons with each result, or with only the first one if there are many results."""
+    places = range(len(results) if len(results) <= _MOST_BASELINES else 1)
+    return [_against(names, results, place) for place in places]
+
+
+def _against(names: Sequence[str], results: Sequence[EvalResult], place: int) -> Against:
+    """Compare results with a baseline, like ``rl-eval compare``.
+
+    If two results cannot be compared, their page has the reason.
     """
-    pages, first = [], results[0]
-    for name, result in [*zip(names, results, strict=True)][1 : _MOST_PAIRS + 1]:
-        title, sides = f"{name} against {names[0]}", f"a is {names[0]}, b is {name}"
+    pages, rows, first, base = [], [], results[place], names[place]
+    others = [(name, result) for name, result in zip(names, results, strict=True) if name != base]
+    for name, result in others[:_MOST_PAIRS]:
+        title, sides = f"{name} against {base}", f"a is {base}, b is {name}"
         try:
-            compared = page_of(compare(first, result, first.confidence))
+            found = compare(first, result, first.confidence)
         except ComparisonError as error:
             pages.append(Page(title, sides, "", [], notes=[f"Not compared: {error}"]))
             continue
-        rows = [side.table.rows["episode_return"][first.counted & result.counted] for side in (first, result)]
-        marks = [("mean", "mean", exact_mean(rows[1] - rows[0])), ("equal", "no difference", 0.0)]
-        figure = histogram(rows[1] - rows[0], "difference of returns, b minus a", marks=marks)
-        sections = [*compared.sections, *([figure] if figure else [])]
-        pages.append(replace(compared, title=title, subtitle=sides, state="", sections=sections))
-    return pages
+        difference, compared = found.difference, page_of(found)
+        write = writer(interval_places(difference.interval, difference.mean))
+        row = _estimate(name, difference.mean, difference.interval, write)
+        figure = _differences(first, result, row)
+        rows.append(row)
+        sections = [*compared.sections, *filter(None, [figure])]
+        verdict = found.verdict_on(base, name)
+        pages.append(replace(compared, title=title, subtitle=sides, state="", sections=sections, verdict=verdict))
+    level, what = _level(first), f"difference of the mean return from {base}"
+    chart = estimates(f"Paired differences from {base}, with {level}s", what, rows, reference=0.0) if rows else None
+    beyond = f"Only {_MOST_PAIRS} results are compared with {base}. Use rl-eval compare for others."
+    notes = [beyond] if len(others) > _MOST_PAIRS else []
+    if len(results) > _MOST_BASELINES:
+        notes.append(f"For another baseline, name it first, or select at most {_MOST_BASELINES} results.")
+    return Against(base, chart, pages, [*notes, *filter(None, [several(len(rows), "comparisons", first.confidence)])])
+
+
+def _differences(a: EvalResult, b: EvalResult, mean: Estimate) -> Plot | None:
+    """Return the histogram of the paired differences."""
+    first, second = (side.table.rows["episode_return"][a.counted & b.counted] for side in (a, b))
+    marks = [("mean", "mean", mean.value), ("equal", "no difference", 0.0)]
+    title, ends = f"Difference of the returns in {len(first):,} pairs", (_level(a), mean.low, mean.high)
+    return histogram(second - first, "difference of returns, b minus a", title, marks=marks, interval=ends)

@@ -27,8 +27,8 @@ from rl_eval.errors import EvalError
 from rl_eval.errors.redaction import redact_text
 from rl_eval.recording.video_selection import video_files, videos_of
 from rl_eval.records.plain import damage
-from rl_eval.reports.html import Source, render, render_template
-from rl_eval.reports.listing import HEADINGS, ListedRun, list_runs
+from rl_eval.reports.html import Source, asset, render, render_template
+from rl_eval.reports.listing import HEADINGS, ListedRun, list_runs, used
 from rl_eval.results.loading import load
 
 _LOOPBACK: Final = "127.0.0.1"
@@ -110,8 +110,18 @@ class RunServer(socketserver.ThreadingTCPServer):
 
     def _index(self) -> str:
         count, title = self._list(), redact_text(f"Runs in {self._folder}")
+        rows = {id_: (run, run.cells) for id_, run in self._runs.items()}
+        shown = used((HEADINGS[-1], *HEADINGS[:-1], "weights"), [cells for _, cells in rows.values()])
+        metrics = dict.fromkeys(key for run in self._runs.values() for key in run.metrics)
         return render_template(
-            "index.html.j2", form="'self'", title=title, headings=HEADINGS, runs=self._runs, count=count
+            "index.html.j2",
+            asset("table.js"),
+            form="'self'",
+            title=title,
+            headings=[*shown, *metrics],
+            shown=len(shown),
+            runs=rows,
+            count=count,
         )
 
     def _source(self, run: ListedRun) -> Source:

@@ -153,6 +153,12 @@ class Comparison(Printed):
         why = _undecided(self.difference, self.confidence)
         return f"{why}; {_RETRY}" if why and self.num_dropped else why
 
+    def verdict_on(self, a: str = "a", b: str = "b") -> str:
+        """Return the verdict, with names of the two results."""
+        if why := self.unanswerable:
+            return f"no verdict: {why}"
+        return verdict_of(self.difference, self.confidence, self.different_settings, a, b)
+
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as plain JSON values; NaN becomes None."""
         found = {**asdict(self), "notes": self.notes}
@@ -220,7 +226,7 @@ def compare(a: EvalResult, b: EvalResult, confidence: float = 0.95, *, force: bo
         different_settings=settings,
         by_condition=_by_condition(a, b, reached, paired, confidence),
     )
-    return replace(found, verdict=_verdict(found))
+    return replace(found, verdict=found.verdict_on())
 
 
 def _bounds(a: EvalResult, b: EvalResult) -> tuple[Bounds, Bounds] | None:
@@ -398,14 +404,14 @@ def _changes_of_floats(settings: Sequence[DifferentSetting]) -> list[str]:
     return keys if all(key.partition(".")[0] in _OF_FLOATS for key in keys) else []
 
 
-def _verdict(comparison: Comparison) -> str:
-    if why := comparison.unanswerable:
-        return f"no verdict: {why}"
-    return verdict_of(comparison.difference, comparison.confidence, comparison.different_settings)
-
-
-def verdict_of(difference: PairedDifference, confidence: float, settings: Sequence[DifferentSetting] = ()) -> str:
-    """Return the verdict on the paired difference of two results that differ in ``settings``.
+def verdict_of(
+    difference: PairedDifference,
+    confidence: float,
+    settings: Sequence[DifferentSetting] = (),
+    a: str = "a",
+    b: str = "b",
+) -> str:
+    """Return the verdict on the paired difference of two results, named ``a`` and ``b``, that differ in ``settings``.
 
     There is a difference only if both the interval and the test show it, and if it is larger than rounding.
     """
@@ -421,7 +427,7 @@ def verdict_of(difference: PairedDifference, confidence: float, settings: Sequen
         )
     facts = f"mean difference {mean}, interval {low} to {high}, p = {difference.p_value:.2g}"
     if is_shown(difference, confidence):
-        return f"b has a {'higher' if difference.mean > 0 else 'lower'} return than a at {level}: {facts}"
+        return f"{b} has a {'higher' if difference.mean > 0 else 'lower'} return than {a} at {level}: {facts}"
     if 0 not in interval:
         facts += "; the interval excludes 0, but the sign-flip test does not reject"
     elif difference.p_value <= 1 - confidence:

@@ -156,6 +156,12 @@ def policy_name(provenance: Mapping[str, Any]) -> str:
     return " ".join([f"{library[1]}:{name}", *switches])
 
 
+def weights_file(provenance: Mapping[str, Any]) -> str:
+    """Return the path of the weights or of the model file; empty if the provenance has no path."""
+    named = lookup(provenance, "config", "policy", "weights")
+    return named or lookup(provenance, "identity", "policy_kwargs", "path")
+
+
 def weights_name(provenance: Mapping[str, Any], version: float) -> str:
     """Return the digests and the version of the weights, if they are known.
 

@@ -22,10 +22,10 @@ from scipy import stats
 from rl_eval.cli.exits import ExitCode
 from rl_eval.recording.video_selection import video_name, videos_of
 from rl_eval.records.episode import Outcome
-from rl_eval.reports.charts import WIDTH, Plot, axis_over, histogram, means, running_mean
+from rl_eval.reports.charts import WIDTH, Estimate, Plot, axis_over, estimates, histogram, means, ridges, running_mean
 from rl_eval.reports.html import Source, episode_data, pack, render
 from rl_eval.reports.pages import result_page
-from rl_eval.reports.report import group_tables, overview, pair_pages, run_page
+from rl_eval.reports.report import comparisons, group_tables, overview, run_page
 from rl_eval.results.comparison import compare
 from rl_eval.results.files import RESULT_FILE
 from rl_eval.results.result import EvalResult
@@ -33,7 +33,7 @@ from rl_eval.results.stats.interval import mean_interval
 from rl_eval.results.story import story
 from tests.refused import untold
 from tests.unit.cli_world import call
-from tests.unit.results_world import TRACEBACK, drawn_result
+from tests.unit.results_world import TRACEBACK, drawn_result, make_result
 
 EVIL = "</script></style><img src=x onerror=alert(1)>\u2028{{ 7 * 7 }}"
 
@@ -249,12 +249,70 @@ def test_unreported_successes_are_unknown() -> None:
 # Several results
 
 
-def test_results_of_one_plan_are_compared_with_the_first() -> None:
-    """With the verdict of ``rl-eval compare`` and the differences."""
+def test_results_of_one_plan_are_compared_with_each_other() -> None:
+    """With the verdict of ``rl-eval compare``, by name, and the differences; each result can be the baseline."""
     a, b = drawn_result(200, 1), drawn_result(200, 2, shift=30)
     text = page(a, b)
-    assert compare(a, b).verdict in Elements(text).shown
-    assert any(untold(label, 200, "difference", "returns") == [] for label in labels(text))
+    assert compare(a, b).verdict.startswith("b has a higher return than a at 95 %")
+    assert compare(a, b).verdict_on("0", "1") in Elements(text).shown
+    assert compare(b, a).verdict_on("1", "0") in Elements(text).shown
+    assert any(untold(label.lower(), 200, "difference", "returns") == [] for label in labels(text))
+    baselines = [value for name, value in Elements(text).attributes if name == "data-baseline"]
+    assert baselines == ["0", "1"]
+
+
+def test_charts_show_the_means_and_the_differences_with_the_intervals_of_the_library() -> None:
+    """Of success, return and paired differences, all results on one axis each; success is first."""
+    results = [drawn_result(200, draw, shift=10.0 * draw) for draw in range(3)]
+    names = ["x", "y", "z"]
+    rates, returns, samples, *_ = overview(names, results).sections
+    against = comparisons(names, results)[1]
+    found = [compare(results[1], other).difference for other in (results[0], results[2])]
+    for chart, intervals in (
+        (rates, [(100 * one.success_interval.low, 100 * one.success_interval.high) for one in results]),
+        (returns, [(one.interval.low, one.interval.high) for one in results]),
+        (samples, [(one.interval.low, one.interval.high) for one in results]),
+        (against.figure, [(one.interval.low, one.interval.high) for one in found]),
+    ):
+        assert isinstance(chart, Plot)
+        whiskers = [shape.at["d"] for shape in chart.shapes if shape.css == "whisker"]
+        drawn = [[float(point.split()[0]) for point in path[1:].split("L")] for path in whiskers]
+        ends = [(min(places), max(places)) for places in drawn]
+        assert ends == [pytest.approx(chart.x.place(pair), abs=0.06) for pair in intervals]
+        assert [name for _, name, _ in chart.rows] == (names if chart is not against.figure else ["x", "z"])
+    assert sum(shape.css == "bar" for shape in samples.shapes) > 3
+    assert "success" in rates.title.lower()
+    assert against.baseline == "y"
+
+
+def test_without_success_there_is_no_column_and_no_chart_of_it() -> None:
+    silent = [make_result(30, success=np.full(30, -1)) for _ in range(2)]
+    page_ = overview(["x", "y"], silent)
+    assert "success" not in page_.sections[-1].headings
+    assert not any("uccess" in section.title for section in page_.sections)
+    assert "success" in overview(["x", "y"], [silent[0], drawn_result(30)]).sections[-1].headings
+
+
+def test_any_metric_can_be_a_column() -> None:
+    """Those beyond the usual ones are hidden until they are chosen."""
+    results = [drawn_result(30), drawn_result(40, 1)]
+    table = overview(["x", "y"], results).sections[-1]
+    hidden = list(table.headings)[-table.num_hidden :]
+    assert {*hidden} == {*results[0].metrics} | {*results[1].metrics}
+    assert {len(row) for row in table.rows} == {len(table.headings)}
+    found = Elements(page(*results))
+    assert sum(name == "hidden" for name, _ in found.attributes) >= 3 * table.num_hidden
+
+
+def test_many_results_have_the_first_one_as_their_baseline() -> None:
+    """All comparisons are in the page, so their number has a limit; a note says what to do."""
+    results = [drawn_result(20, draw) for draw in range(11)]
+    names = [str(number) for number in range(11)]
+    assert [each.baseline for each in comparisons(names[:6], results[:6])] == names[:6]
+    [only] = comparisons(names, results)
+    assert (only.baseline, len(only.pages)) == ("0", 8)
+    assert len(only.notes) == 3
+    assert all(note in Elements(page(*results)).shown for note in only.notes)
 
 
 def test_a_refused_comparison_has_its_reason() -> None:
@@ -271,11 +329,10 @@ def test_comparisons_are_counted_with_the_probability_of_any_error() -> None:
     """One comparison has its own level, so a note would say nothing more."""
     results = [drawn_result(20, draw) for draw in range(4)] + [drawn_result(20, 4, env="Walker2d-v5")]
     names = [str(number) for number in range(5)]
-    pairs = pair_pages(names, results)
-    [note] = overview(names, results, sum(bool(pair.verdict) for pair in pairs)).notes
+    [note] = comparisons(names, results)[0].notes
     assert {"3", "95", "15"} <= set(re.findall(r"\d+", note))
     assert note in Elements(page(*results)).shown
-    assert overview(names[:2], results[:2], 1).notes == []
+    assert comparisons(names[:2], results[:2])[0].notes == []
 
 
 def checkpoint(number: int, key: str) -> EvalResult:
@@ -437,7 +494,7 @@ def check_drawn(plot: Plot | None) -> None:
     """Every coordinate is a number on the drawing."""
     if plot is None:
         return
-    ticks = [at for axis in (plot.x, plot.y) for at, _ in axis.ticks]
+    ticks = [at for axis in (plot.x, plot.y) for at, _ in axis.ticks] + [at for at, _, _ in plot.rows]
     texts = [text for shape in plot.shapes for name, text in shape.at.items() if not name.startswith("data")]
     found = [float(part) for text in texts for part in re.findall(r"[^ MLZ]+", text)]
     assert all(math.isfinite(value) and -1 <= value <= WIDTH + 1 for value in found + ticks)
@@ -450,7 +507,10 @@ def test_charts_can_be_drawn_of_any_numbers(values: list[float]) -> None:
     """NaN, infinities, equal and extreme values leave the page whole."""
     array = np.array(values)
     ends = [(value, value) for value in values]
-    check_drawn(histogram(array, "x", marks=[("mean", "mean", values[0])]))
+    check_drawn(histogram(array, "x", "X", marks=[("mean", "mean", values[0])], interval=("ends", *ends[0])))
+    row = Estimate("x", values[0], values[-1], values[0], "", values[:2])
+    check_drawn(estimates("X", "x", [row, row], reference=values[-1]))
+    check_drawn(ridges("X", "x", [(row, array), (row, array[1:])]))
     check_drawn(running_mean(np.arange(len(array)), array, 0.95))
     check_drawn(means(range(len(values)), values, ends, "step"))
 
@@ -470,7 +530,7 @@ def test_ticks_are_round_and_on_the_axis(low: float, width: float) -> None:
 @pytest.mark.parametrize("values", [np.arange(30.0) % 7, np.random.default_rng(0).normal(size=999), np.full(9, 3.5)])
 def test_a_histogram_counts_every_value_once(values: np.ndarray) -> None:
     """Bars say how many values they stand for; their ranges do not overlap."""
-    plot = histogram(values, "return")
+    plot = histogram(values, "return", "Returns")
     assert plot is not None
     bars = [shape for shape in plot.shapes if shape.css == "bar"]
     assert sum(int(bar.title.rpartition(": ")[2].split()[0].replace(",", "")) for bar in bars) == len(values)
@@ -515,7 +575,7 @@ def test_the_command_writes_one_file(folder: Path) -> None:
     first = (folder / "report.html").read_bytes()
     assert outcome.stdout == f"report.html: 1 result, {len(first) / 1000:,.0f} kB\n"
     assert call("report", "a", "b").exit_code == 0
-    assert any(untold(label, 39, "difference") == [] for label in labels((folder / "report.html").read_text()))
+    assert any(untold(label.lower(), 39, "difference") == [] for label in labels((folder / "report.html").read_text()))
     (folder / "latest").symlink_to("a")
     assert call("report", "latest").exit_code == 0
     assert (folder / "report.html").read_bytes() == first

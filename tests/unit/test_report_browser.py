@@ -17,6 +17,7 @@ from PIL import Image
 from rl_eval.recording.video_selection import video_name
 from rl_eval.records.determinism import Determinism
 from rl_eval.reports.html import Source, render
+from rl_eval.results.comparison import compare
 from rl_eval.results.files import RESULT_FILE
 from tests.unit.cli_world import call
 from tests.unit.results_world import drawn_result
@@ -273,7 +274,7 @@ def test_the_index_leads_to_reports_comparisons_and_videos(browser: Any, address
         page.get_by_label(f"choose {name}").check()
     page.get_by_role("button", name="Compare").press("Enter")
     page.wait_for_selector("html[data-ready]", state="attached")
-    assert page.locator("section.compare").count() == 1
+    assert page.locator(".pairing:visible").count() == 1
     assert said == []
     assert all(url.startswith(address) for url in asked)
     assert page.locator("img").count() == 0
@@ -297,9 +298,106 @@ def test_all_columns_are_in_sight(browser: Any, tmp_path: Path) -> None:
         page.get_by_role("button", name="Compare").click()
         page.wait_for_selector("html[data-ready]", state="attached")
         table = page.locator(".scroll").first
-        assert "declare return_bounds for an interval" in table.inner_text()
+        assert "declare return_bounds for an interval" in page.locator("main").inner_text()
         assert table.evaluate("node => node.scrollWidth - node.clientWidth") == 0
         page.close()
+
+
+# Several results, and tables with chosen columns
+
+
+def texts(table: Any, place: int) -> list[str]:
+    """Return the texts of a column of a table, in rows that are in sight."""
+    return table.locator(f"tbody tr:visible > :nth-child({place})").all_inner_texts()
+
+
+def test_a_table_of_results_is_sorted_filtered_and_has_chosen_columns(browser: Any, tmp_path: Path) -> None:
+    """Numbers sort as numbers, and what is missing is last; the choice is kept for the next page."""
+    results = [drawn_result(60, draw, shift=shift) for draw, shift in enumerate((0.0, -300.0, 900.0, -240.0))]
+    path = tmp_path / "report.html"
+    path.write_text(render([Source(f"runs/{name}", each) for name, each in zip("abcd", results, strict=True)]))
+    context = browser.new_context()
+    opened = Opened(context, path)
+    table = opened.page.locator("table.choose")
+    heads = table.locator("thead th:visible").all_inner_texts()
+    place = heads.index("mean return") + 1
+    button = table.locator("thead button:text-is('mean return')")
+    button.click()
+    assert texts(table, 1) == ["b", "d", "a", "c"]
+    button.click()
+    assert texts(table, 1) == ["c", "a", "d", "b"]
+    assert float(texts(table, place)[0].replace(",", "")) == pytest.approx(results[2].mean_return, abs=0.1)
+    opened.page.get_by_placeholder("words in a row").fill("a")
+    assert "a" in texts(table, 1)
+    opened.page.get_by_placeholder("words in a row").fill(texts(table, place)[-1])
+    assert len(texts(table, 1)) == 1
+    opened.page.get_by_placeholder("words in a row").fill("")
+    assert not table.get_by_text("episode_return_median").is_visible()
+    opened.page.get_by_text("columns", exact=True).click()
+    opened.page.get_by_label("episode_return_median").check()
+    opened.page.get_by_label("policy", exact=True).uncheck()
+    opened.page.reload()
+    table = opened.page.locator("table.choose")
+    assert table.get_by_role("button", name="episode_return_median").is_visible()
+    assert "policy" not in table.locator("thead th:visible").all_inner_texts()
+    assert opened.said == []
+    context.close()
+
+
+def test_the_baseline_is_chosen_on_the_page(browser: Any, tmp_path: Path) -> None:
+    """The differences and verdicts are those of the library, and no request is made."""
+    results = [drawn_result(60, draw, shift=10.0 * draw) for draw in range(3)]
+    path = tmp_path / "report.html"
+    path.write_text(render([Source(f"runs/{name}", each) for name, each in zip("abc", results, strict=True)]))
+    opened = Opened(browser, path)
+    shown = opened.page.locator("[data-baseline]:visible")
+    assert shown.locator("h2").inner_text() == "Differences from a"
+    shown.get_by_label("baseline").select_option("c")
+    assert shown.locator("h2").inner_text() == "Differences from c"
+    assert shown.get_by_label("baseline").input_value() == "c"
+    titles = shown.locator(".pairing summary h3").all_inner_texts()
+    assert titles == ["a against c", "b against c"]
+    assert compare(results[2], results[0]).verdict_on("c", "a") in shown.inner_text()
+    shown.get_by_label("baseline").select_option("a")
+    assert shown.locator("h2").inner_text() == "Differences from a"
+    assert (opened.said, opened.asked) == ([], [path.as_uri()])
+    opened.page.close()
+
+
+def test_the_index_is_sorted_and_filtered_and_still_compares(browser: Any, address: str) -> None:
+    """A broken run is in a table of its own."""
+    page = browser.new_page()
+    page.goto(address)
+    table = page.locator("table.choose")
+    page.locator("thead button:text-is('run')").click()
+    assert texts(table, 2) == ["first", "second"]
+    page.locator("thead button:text-is('run')").click()
+    assert texts(table, 2) == ["second", "first"]
+    page.get_by_placeholder("words in a row").fill("PLAIN")
+    assert texts(table, 2) == ["first"]
+    page.get_by_label("choose first").check()
+    page.get_by_role("button", name="Compare").click()
+    page.wait_for_selector("html[data-ready]", state="attached")
+    assert page.locator("h1").inner_text() == "Hopper-v5"
+    page.close()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_nothing_is_cut_or_broken_at_any_width(browser: Any, file: Path, width: int) -> None:
+    """A page has no sideways scroll, seeds are whole, and on a phone values stand beside their labels."""
+    opened = Opened(browser, file, viewport={"width": width, "height": 800})
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
+    seed = opened.table.locator("tbody tr").first.locator("td").nth(1)
+    lines = "node => { const r = new Range(); r.selectNodeContents(node); return r.getClientRects().length; }"
+    assert seed.evaluate(lines) == 1
+    assert seed.inner_text() == str(RESULTS[0].plan.seeds[0])
+    label = seed.evaluate("node => getComputedStyle(node, '::before').content")
+    assert ("seed" in label) == (width == 390)
+    for chart in opened.page.locator("figure:visible").all():
+        size = chart.locator(".tick").first.evaluate("node => node.getBoundingClientRect().height")
+        assert size > 9, "text of a chart is too small"
+        assert chart.locator("h3").inner_text()
+    opened.page.close()
 
 
 def test_the_pictures_of_the_docs_can_be_made(tmp_path: Path) -> None:

@@ -119,6 +119,8 @@ def test_the_index_has_a_line_for_each_run_the_newest_first(client: Client, made
     assert f"{load(made / 'b').mean_return:.1f} (" in answer.text
     assert re.search(r"\b39\b\D+\b40\b", answer.text)
     assert re.search(r"format\b\D*\b99\b", answer.text)
+    assert re.search(rf"success</th>.*{100 * load(made / 'b').success_rate:.1f} % \(", answer.text, re.DOTALL)
+    assert re.search(r"<th[^>]* hidden>episode_return_median</th>", answer.text)
 
 
 def test_a_run_opens_as_its_report(client: Client, made: Path) -> None:
@@ -128,7 +130,8 @@ def test_a_run_opens_as_its_report(client: Client, made: Path) -> None:
     assert (answer.status, answer.text) == (200, render([Source(str(made / "b"), load(made / "b"))]))
     several = client.get("/report?" + "&".join(f"run={ids[name]}" for name in ("deeper/c", "a", "deeper/c", "b")))
     assert re.findall(r'<a href="#run-\d">(.*?)</a>', several.text) == ["b", "deeper/c", "a"]
-    assert re.findall(r"<h2>(.*) against (.*)</h2>", several.text) == [("deeper/c", "b"), ("a", "b")]
+    assert re.findall(r"<h3>(.*) against (.*)</h3>", several.text)[:2] == [("deeper/c", "b"), ("a", "b")]
+    assert re.findall(r"<h2>Differences from (.*)</h2>", several.text) == ["b", "deeper/c", "a"]
 
 
 def test_a_new_run_is_there_when_the_index_is_loaded_again(tmp_path: Path) -> None:
