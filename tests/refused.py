@@ -41,5 +41,5 @@ def result_of(evaluate: Callable[..., EvalResult], *args: Any, **keywords: Any) 
     try:
         return evaluate(*args, **keywords)
     except EpisodeError as error:
-        assert isinstance(error.result, EvalResult)
-        return error.result
+        result: EvalResult = error.result
+        return result

@@ -381,11 +381,13 @@ class EvalSettings(_Section):
             "env_reuse": environment.env_reuse,
         }
         wrapping = {"wrappers": _identified(list(environment.wrappers), "environment", "wrappers")}
-        several = {
+        optional = {
             "policies": {name: _acting(one, "policy", "policies", name) for name, one in policy.policies.items()},
             "policy_mapping_fn": describe_object(policy.policy_mapping_fn),
             "agents": list(environment.agents),
             "action_masks": environment.action_masks,
+            "success_key": self.evaluation.success_key,
+            "metrics": {name: describe_object(function) for name, function in self.evaluation.metrics.items()},
         }
         return {
             # Unused keys are left out, so that logs of older versions still match.
@@ -393,7 +395,7 @@ class EvalSettings(_Section):
             **_acting(policy, "policy"),
             "max_episode_steps": self.evaluation.max_episode_steps,
             "gamma": self.evaluation.gamma,
-            **{key: value for key, value in several.items() if value},
+            **{key: value for key, value in optional.items() if value},
         }
 
     def described(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@
     │   └── LogOwned               another process is writing the evaluation log
     ├── EpisodeError               in an episode: raised by a runner, recorded as a ``Fault``
     │   ├── EnvError               the environment raised, or broke its own contract
+    │   │   └── EnvFailed          the environment failed in its own process
     │   ├── PolicyError            the policy raised, or returned invalid actions
     │   └── EpisodeTimeout         the episode exceeded ``episode_timeout_s``
     └── ClusterError               by the machine: the call is correct
@@ -132,6 +133,10 @@ class EpisodeError(EvalError):
 
 class EnvError(EpisodeError):
     """The environment raised, or returned a value outside its spaces."""
+
+
+class EnvFailed(EnvError):
+    """The environment failed in its own process: the process ended, or the environment's error cannot be sent."""
 
 
 class PolicyError(EpisodeError):

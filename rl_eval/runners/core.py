@@ -70,7 +70,7 @@ class RunnerCore(abc.ABC):
         learn(settings.model_dump())  # This process redacts its secrets in errors and reports.
         self.runner_index = runner_index
         self._pending = PendingReport(self._info_keys(settings), metric_functions(settings.evaluation))
-        self._values = ValueReader(settings.evaluation, self._pending.note)
+        self._values = ValueReader(self._pending.info_keys, settings.evaluation, self._pending.note)
         self._queue: deque[Lease] = deque()
         self._max_steps = settings.evaluation.max_episode_steps or math.inf
         self._gamma = settings.evaluation.gamma

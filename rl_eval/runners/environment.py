@@ -414,12 +414,13 @@ class ValueReader:
     """Reader of rewards, flags and infos.
 
     Args:
-        section: Section with the names of the ``info`` scalars to record, and the keys of success.
+        info_keys: Names of the ``info`` scalars to record, and of other columns.
+        section: Section with the names of metrics, which are not read from infos, and with the keys of success.
         note: Takes a note for the reader of the result.
     """
 
-    def __init__(self, section: EvaluationSection, note: Callable[[str], None]) -> None:
-        self._info_keys = section.info_keys
+    def __init__(self, info_keys: Sequence[str], section: EvaluationSection, note: Callable[[str], None]) -> None:
+        self._places = [(place, key) for place, key in enumerate(info_keys) if key not in section.metrics]
         self._success_key, self._other_key = section.success_keys
         self._note = note
 
@@ -461,7 +462,7 @@ class ValueReader:
         success = info.get(self._success_key, info.get(self._other_key))
         if success is not None:
             self._read_success(lane, info, success)
-        for position, key in enumerate(self._info_keys):
+        for position, key in self._places:
             if key in info:
                 lane.info[position] = self.info_scalar(key, info[key])
 

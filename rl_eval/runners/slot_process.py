@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple, TypeVar, cast, final
 import cloudpickle
 import numpy as np
 
-from rl_eval.errors import EnvError, summary_of, traceback_of
+from rl_eval.errors import EnvError, EnvFailed, summary_of, traceback_of
 from rl_eval.errors.redaction import redact_text
 from rl_eval.records.episode import Lease
 from rl_eval.records.generators import GeneratorSensor
@@ -230,7 +230,7 @@ class SlotProcess:
             if repeats and self.closing and self.busy:
                 self.ask_again()
                 return None
-            ended = EnvError(f"the process of the environment ended: {_described(self._collect())}", key=self.doing)
+            ended = EnvFailed(f"the process of the environment ended: {_described(self._collect())}", key=self.doing)
             return Reply(_LAST, self.doing, None, ended)
         return None if self._took(reply) else reply
 
@@ -527,7 +527,7 @@ def _portable(error: BaseException) -> tuple[BaseException, str]:
         # Only this process knows the secrets in its variables.
         if redact_text(str(error)) == str(error) and type(pickle.loads(cloudpickle.dumps(error))) is type(error):
             return error, text
-    return EnvError(summary_of(error)), text
+    return EnvFailed(summary_of(error)), text
 
 
 def serve(connection: Connection) -> None:

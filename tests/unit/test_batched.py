@@ -23,7 +23,7 @@ from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep, checked
 from rl_eval.runners.batched.vector_env import VectorEnvSimulator, _is_ale
 from rl_eval.scheduling.plan import EpisodePlan
 from tests import struck_simulator
-from tests.refused import refused, untold
+from tests.refused import refused, result_of, untold
 from tests.unit.vector_world import (
     IgnoresMask,
     LosesFinalObservations,
@@ -603,7 +603,7 @@ def test_a_step_of_a_wrong_shape_is_named(mistake: dict[str, Any], key: str) -> 
         step = checked(simulator.step(None), 2)
         ObservationBatch(simulator.observation_space, 2).adopt(slice(0, 2), step.observations)
         step.reported(["success"])
-    result = evaluate(batched(partial(Broken, **mistake), 2, info_keys=[]))
+    result = result_of(evaluate, batched(partial(Broken, **mistake), 2, info_keys=[]))
     assert result.status == "failed"
     assert {fault.error_type for fault in result.faults} == {"EnvError"}
 

@@ -31,7 +31,7 @@ from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.supervision import flight_recorder
 from rl_eval.supervision.flight_recorder import FlightRecorder, Moment, read_moment
 from rl_eval.weights import weights_of
-from tests.refused import refused, untold
+from tests.refused import refused, result_of, untold
 from tests.unit.log_world import cut
 from tests.unit.vector_world import OneSeed, Walk, as_class, follow, walks
 
@@ -110,7 +110,7 @@ def test_an_aborted_block_leaves_nothing_behind() -> None:
 
 def test_a_step_limit_far_below_that_of_the_simulator_is_named() -> None:
     made = blocks(lambda num_envs: gym.make_vec("Pendulum-v1", num_envs, max_episode_steps=2_000), 2, 2)
-    result = evaluate(made.policy("random"), num_episodes=4, max_episode_steps=5)
+    result = result_of(evaluate, made.policy("random"), num_episodes=4, max_episode_steps=5)
     assert result.status == "failed"
     assert not untold(result.faults[0].message, "step limit")
 
@@ -188,7 +188,7 @@ class NoRestart(BatchSimulator):
 
 
 def test_slots_that_never_restart_fail_their_block_instead_of_running_for_ever() -> None:
-    result = evaluate(blocks(NoRestart, width=2, block=2).policy(lambda seen: [0] * len(seen)))
+    result = result_of(evaluate, blocks(NoRestart, width=2, block=2).policy(lambda seen: [0] * len(seen)))
     assert result.status == "failed"
     assert {fault.error_type for fault in result.faults} == {"EnvError"}
 
@@ -335,7 +335,7 @@ class WrongStart(NoRestart):
 
 
 def test_first_observations_of_a_wrong_shape_are_a_fault_of_their_block() -> None:
-    result = evaluate(blocks(WrongStart, width=2, block=2).policy(lambda seen: [0] * len(seen)))
+    result = result_of(evaluate, blocks(WrongStart, width=2, block=2).policy(lambda seen: [0] * len(seen)))
     assert result.status == "failed"
     assert {fault.error_type for fault in result.faults} == {"EnvError"}
 

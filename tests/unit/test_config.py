@@ -64,6 +64,8 @@ EVERYTHING: dict[str, dict[str, Any]] = {
         "max_episode_steps": 99,
         "gamma": 0.97,
         "info_keys": ["speed", "x"],
+        "success_key": "reached",
+        "metrics": {"energy": "my_pkg:energy"},
         "return_bounds": [-1.5, 2.0],
         "observers": ["my_pkg:watch"],
         "determinism_check": 0.02,

@@ -19,7 +19,7 @@ from rl_eval.config.builder import EvalConfig
 from rl_eval.execution.evaluate import evaluate
 from rl_eval.records.episode import without_place
 from rl_eval.scheduling.plan import EpisodePlan
-from tests.refused import untold
+from tests.refused import result_of, untold
 from tests.unit.cli_world import printed
 
 
@@ -286,7 +286,7 @@ def test_a_setting_takes_the_harm_out_of_memory_and_of_disturbance():
 @pytest.mark.parametrize("env", [OldReset, TextInfo, Breaks])
 def test_an_error_of_every_episode_is_a_problem_in_the_words_of_an_evaluation(env):
     sections = {"evaluation": {"info_keys": ["distance"], "num_episodes": 1}}
-    fault = evaluate(settings_of(env, policy={"policy": zeros}, **sections)).faults[-1]
+    fault = result_of(evaluate, settings_of(env, policy={"policy": zeros}, **sections)).faults[-1]
     assert worst(examine(env, **sections)).endswith(f"{fault.error_type}: {fault.message}")
     assert f"{fault.error_type}: {fault.message}" in worst(examine_policy(zeros, env, **sections))
 

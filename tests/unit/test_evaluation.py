@@ -317,7 +317,7 @@ def test_only_charged_faults_end_an_evaluation_early(charged: bool) -> None:
     """A pre-empted runner makes suspects of all its lanes, and takes no attempt from any of them."""
     world = World()
     fault = Fault(0, 1, 1, "runner", "act", 0, "RunnerLost", "gone", "", 0, "", 0.0, charged=charged)
-    told = replace(report([], 0), faults=(fault,) * 30)
+    told = replace(report([], 0), faults=(fault, replace(fault, runner=1)) * 15)
     world.turn(Reply(world.runs(0)[0], told))
     assert world.handle.done() == charged
 

@@ -13,7 +13,7 @@ from rl_eval import EvalConfig, evaluate
 from rl_eval.execution import session
 from rl_eval.execution.session import FailFast
 from rl_eval.records.episode import Fault
-from tests.refused import untold
+from tests.refused import result_of, untold
 
 OURS = [str(Path(session.__file__).with_name(name)) for name in ("one.py", "two.py")]
 
@@ -103,7 +103,7 @@ class Unrewarding(Unlicensed):
 def test_the_place_is_a_line_of_the_caller() -> None:
     """An error that the runner raises about a value has no such line, so the reason names no place."""
     assert untold(evaluate(config()).reason, "reset", f"{__file__}") == []
-    reason = evaluate(config().environment(Unrewarding)).reason
+    reason = result_of(evaluate, config().environment(Unrewarding)).reason
     assert untold(reason, "step", "env") == []
     assert __file__ not in reason
 

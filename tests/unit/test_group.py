@@ -15,7 +15,7 @@ from waiting import eventually
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
 from rl_eval.errors import ClusterError, ConfigError, EvalError
 from rl_eval.policies.mlp import MLPActor
-from tests.refused import refused, untold
+from tests.refused import refused, result_of, untold
 
 
 def cartpole() -> EvalConfig:
@@ -174,7 +174,7 @@ def test_integers_that_do_not_fit_are_the_environments_fault() -> None:
         def step(self, action: Any) -> Any:
             raise AssertionError
 
-    result = evaluate(cartpole().environment(Wraps), policy=lambda x: np.zeros(len(x), int))
+    result = result_of(evaluate, cartpole().environment(Wraps), policy=lambda x: np.zeros(len(x), int))
     assert (result.faults[0].cause, result.faults[0].error_type) == ("env", "EnvError")
     assert untold(result.faults[0].message, -1, 300) == []
 

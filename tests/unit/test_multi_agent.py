@@ -43,7 +43,7 @@ from rl_eval.reports.pages import headlines
 from rl_eval.results.stats.interval import mean_interval
 from rl_eval.runners.multi_agent.inference import seat_seeds
 from rl_eval.weights import save_weights_file, snapshot_weights
-from tests.refused import refused, untold
+from tests.refused import refused, result_of, untold
 from tests.unit.games_world import Duel, Level
 from tests.unit.pages_world import Reader, pages
 
@@ -694,7 +694,7 @@ class Broken(Crowd):
 def test_what_an_environment_breaks_is_its_fault_and_no_number(fault: str, message: str) -> None:
     """Each attempt has a fault that says what is wrong and with whom; no episode has a return."""
     config = crowd_config().environment(Broken, env_kwargs={"fault": fault}).evaluation(num_episodes=3)
-    result = evaluate(config.fault_tolerance(fail_fast=False))
+    result = result_of(evaluate, config.fault_tolerance(fail_fast=False))
     told = [str(one) for one in result.faults]
     assert any(re.search(message, text) for text in told), told[0]
     assert {one.cause for one in result.faults} == {"env"}
@@ -856,7 +856,7 @@ def test_masks_in_the_info_are_handed_over_on_request() -> None:
     """``environment.action_masks`` puts them into the observation, where policies look for them."""
     result = evaluate(crowd_config().environment(MaskedInfo, action_masks=True).evaluation(num_episodes=5))
     assert result.status == "complete", result.reason
-    bare = evaluate(crowd_config().environment(Crowd, action_masks=True).evaluation(num_episodes=5))
+    bare = result_of(evaluate, crowd_config().environment(Crowd, action_masks=True).evaluation(num_episodes=5))
     assert (bare.faults[0].cause, bare.faults[0].error_type) == ("env", "EnvError")
     assert "action_mask" in bare.faults[0].message
 

@@ -50,7 +50,7 @@ def test_a_policy_of_hashes_has_one_number(tmp_path: Path, monkeypatch: pytest.M
     def fingerprint(hash_seed: str | None = None) -> str:
         if hash_seed is not None:
             monkeypatch.setenv("PYTHONHASHSEED", hash_seed)
-        done = call_alone("run", "toy.yaml", "--policy", "hash_toys:hashing", "--output", "out", "--force", "--json")
+        done = call_alone("run", "toy.yaml", "--policy", "hash_toys:hashing", "--output", f"out{hash_seed}", "--json")
         assert done.returncode == 0, done.stderr
         return str(json.loads(done.stdout)["fingerprint"])
 

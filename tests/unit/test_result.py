@@ -81,6 +81,7 @@ def test_complete_result_reports_over_all_episodes() -> None:
         "success_rate": 0.5, "success_once_rate": 1.0, "success_ci_low": success.low, "success_ci_high": success.high,
         "num_env_steps_sampled": 300, "env_steps_per_second": 150.0, "wall_seconds": 2.0,
         "reset_seconds": 0.1, "step_seconds": 1.5, "inference_seconds": 0.4,
+        "info_mean/x": 40.0, "info_mean/height": 39.0,
     }  # fmt: skip
     assert result.metrics == expected
     assert result.mean_return == numbers.mean

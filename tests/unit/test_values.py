@@ -15,7 +15,7 @@ from gymnasium import spaces
 from rl_eval import EvalConfig, EvalResult, evaluate
 from rl_eval.execution.record_store import RecordStore
 from rl_eval.records.episode import Fault, first_seen
-from tests.refused import untold
+from tests.refused import result_of, untold
 
 ACROSS = pytest.mark.parametrize(("runner", "lanes"), [("single_agent", 1), ("vector", 3)])
 
@@ -58,7 +58,7 @@ def run(runner: str = "vector", lanes: int = 3, episodes: int = 6, **returned: A
 
 
 def run_env(env: Any, runner: str = "vector", lanes: int = 3, **evaluation: Any) -> EvalResult:
-    return evaluate(config_of(env, runner, lanes).evaluation(**({"num_episodes": 1} | evaluation)))
+    return result_of(evaluate, config_of(env, runner, lanes).evaluation(**({"num_episodes": 1} | evaluation)))
 
 
 def config_of(env: Any, runner: str, lanes: int) -> EvalConfig:

@@ -309,7 +309,8 @@ class BatchedEvalRunner(RunnerCore):
             self._inference.observations.adopt_step(step.observations, acting, simulator.num_envs)
             observed = self._watched.keys(step) if self._watched is not None else ()
             section = self.settings.evaluation
-            reported = step.reported(dict.fromkeys((*section.success_keys, *section.info_keys, *observed)))
+            keys = dict.fromkeys((*section.success_keys, *self._pending.info_keys, *observed))
+            reported = step.reported(dict.fromkeys(key for key in keys if key not in section.metrics))
         except survivable() as error:
             self._fail_together(acting.tolist(), "step", error)
             return
@@ -374,7 +375,7 @@ class BatchedEvalRunner(RunnerCore):
             if key in found:
                 self._read_flags(key, *found[key], flags)
         self._attempts.report_success(flags)
-        for column, key in enumerate(self.settings.evaluation.info_keys):
+        for column, key in enumerate(self._pending.info_keys):
             if key in found:
                 self._read_scalars(column, key, *found[key])
 
