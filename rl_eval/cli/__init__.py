@@ -33,24 +33,23 @@ from rl_eval.cli.shared import CommandLine
 
 __all__ = ["COMMANDS", "app", "main"]
 
-EVALUATE, READ, COMPARE, SETUP = "Evaluate", "Read results", "Compare and run again", "Set up and check"
+EVALUATE, READ, COMPARE, SETUP, MORE = "Evaluate", "Read results", "Compare and run again", "Plan and check", "More"
 """Headings of the commands in the help."""
 
 COMMANDS: Final = (
     (EVALUATE, "run", run.run, "Evaluate a policy, print the result and save it."),
     (EVALUATE, "watch", watch.watch, "Evaluate the checkpoints of a training run as they appear."),
-    (EVALUATE, "crossplay", crossplay.crossplay, "Play several policies against each other and rate them."),
-    (READ, "list", show.list_, "List the runs in a folder, one per line."),
-    (READ, "show", show.show, "Show a run, finished or unfinished, or some of its episodes."),
+    (READ, "show", show.show, "List the runs in a folder; show a run, or some of its episodes."),
     (READ, "report", report.report, "Write a self-contained HTML report of results."),
     (READ, "view", report.view, "Serve the runs in a folder to a browser on this machine."),
     (READ, "export", export.export, "Write the episodes of a run to a file."),
     (COMPARE, "compare", compare.compare, "Compare two results, episode by episode."),
-    (COMPARE, "ope", ope.ope, "Estimate the value of a policy from episodes of another policy."),
     (COMPARE, "replay", replay.replay, "Run episodes of a run again, compare them, and record videos."),
-    (SETUP, "init", init.init, "Write a config file that explains every key."),
     (SETUP, "plan", plan.plan, "Estimate the time of an evaluation and the difference it can detect."),
     (SETUP, "doctor", doctor.doctor, "Check a config, its environment and its policy."),
+    (MORE, "init", init.init, "Write a config file from the options of run."),
+    (MORE, "crossplay", crossplay.crossplay, "Play several policies against each other and rate them."),
+    (MORE, "ope", ope.ope, "Estimate the value of a policy from episodes of another policy."),
 )
 
 app = CommandLine(
@@ -62,9 +61,9 @@ app = CommandLine(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for _heading, _name, _function, _summary in COMMANDS:
-    app.command(_name, epilog=explained(_name), short_help=_summary, rich_help_panel=_heading)(_function)
+    app.command(_name, epilog=explained(), short_help=_summary, rich_help_panel=_heading)(_function)
 app.add_typer(suite.app, rich_help_panel=EVALUATE)
-app.add_typer(service.app, rich_help_panel=SETUP)
+app.add_typer(service.app, rich_help_panel=MORE)
 
 
 def main() -> None:

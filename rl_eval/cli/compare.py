@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from rl_eval.cli.printing import AsJson, print_either, print_note
+from rl_eval.cli.exits import ExitCode
+from rl_eval.cli.printing import AsJson, Quiet, print_json, print_line, print_note, print_report
 from rl_eval.cli.shared import argument, option
 
 
@@ -25,6 +26,7 @@ def compare(
         Literal["regression"] | None,
         option(None, "Exit with 1 if the mean return of b is significantly lower than that of a."),
     ] = None,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare two results of the same plan, episode by episode: b minus a."""
@@ -34,19 +36,24 @@ def compare(
 
     requirements = [parse_difference(text) for text in require or ()]
     comparison = compare_results(load(a), load(b), force=force)
-    print_either(as_json, comparison.to_dict(), comparison)
+    if as_json:
+        print_json(comparison.to_dict())
+    elif quiet:
+        print_line(comparison.verdict)
+    else:
+        print_report(comparison)
+    tell = (lambda _: None) if quiet else print_note
     answers, unknown = [], comparison.unanswerable
     if fail_on:
         answers.append(Answer.FAILS if comparison.regressed else Answer.OPEN if unknown else Answer.HOLDS)
         shown = "is" if comparison.regressed else "is not"
-        print_note(
-            f"--fail-on regression {Answer.OPEN.value}: {unknown}"
-            if answers[-1] is Answer.OPEN
-            else f"b {shown} shown to have a lower return than a"
-        )
+        if answers[-1] is Answer.OPEN:
+            print_note(f"--fail-on regression {Answer.OPEN.value}: {unknown}")
+        else:
+            tell(f"b {shown} shown to have a lower return than a")
     for requirement in requirements:
         answers.append(Answer.OPEN if unknown else requirement.judge(comparison.difference))
         why = unknown or (requirement.undecided(comparison.difference) if answers[-1] is Answer.OPEN else "")
-        print_note(f"{requirement}: {answers[-1].value}{why and f': {why}'}")
+        (tell if answers[-1] is Answer.HOLDS else print_note)(f"{requirement}: {answers[-1].value}{why and f': {why}'}")
     if Answer.FAILS in answers or Answer.OPEN in answers:
-        raise typer.Exit(1 if Answer.FAILS in answers else 2)
+        raise typer.Exit(ExitCode.PARTIAL if Answer.FAILS in answers else ExitCode.NO_ANSWER)

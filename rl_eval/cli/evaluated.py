@@ -10,16 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-import typer
-
 from rl_eval.cli.settings import consents
-from rl_eval.cli.shared import option
+from rl_eval.cli.shared import advanced, option
 from rl_eval.config.policy_sources import PolicySource, absolute, forms, is_there, named_source, schemes, user_path
 from rl_eval.config.references import dotted
 from rl_eval.errors import ConfigError
 from rl_eval.errors.redaction import redact_command
 
-TrustPolicy = Annotated[bool, typer.Option("--trust", help="Load pickle files without asking. They can run any code.")]
+TrustPolicy = Annotated[bool, advanced(None, "Load pickle files without asking. They can run any code.", "--trust")]
 
 
 @dataclass(frozen=True)
@@ -31,37 +29,33 @@ class Evaluated:
         str | None,
         option(
             "POLICY",
-            "Policy, one of: random; a model file or folder (or PREFIX:PATH, where PREFIX names its library); a module "
-            "saved by torch.save; torch:MODULE:ATTR@FILE (the module that MODULE:ATTR builds, with weights from FILE); "
-            "pkg.module:attr (a factory, or a function from observations to actions). A PATH or FILE may be "
-            "hf://OWNER/REPO/FILE[@REVISION], which is downloaded.",
+            "Policy: random; a model file or folder, or hf://OWNER/REPO/FILE; or pkg.module:attr, which builds a "
+            "policy or is a function from observations to actions. PREFIX:PATH names the library of a model.",
         ),
     ] = None
     weights: Annotated[
         Path | None, option("FILE", "Weights file (.safetensors, .pt) for --policy pkg.module:attr.")
     ] = None
     num_episodes: Annotated[int | None, option("N", "Number of episodes.", "--num-episodes", "-n")] = None
-    max_episode_steps: Annotated[int | None, option("N", "Step limit of an episode.")] = None
     num_runners: Annotated[
         int | None,
         option("N", "Number of Ray actors; 0 runs in this process, without Ray.", "--num-runners", "--runners"),
     ] = None
     num_envs_per_runner: Annotated[
-        int | None, option("N", "Number of environments per runner.", "--num-envs-per-runner", "--envs-per-runner")
+        int | None, advanced("N", "Number of environments per runner.", "--num-envs-per-runner", "--envs-per-runner")
     ] = None
     batched: Annotated[
         bool,
-        option(
+        advanced(
             None,
             "Step all environments in one call. For this, --env must name a vector environment or a batched simulator.",
         ),
     ] = False
-    device: Annotated[str | None, option("DEVICE", "Device of the policy, such as cpu, cuda or cuda:0.")] = None
     stochastic: Annotated[
-        bool | None, option(None, "Sample actions, or use the most likely actions.", "--stochastic/--deterministic")
+        bool | None, advanced(None, "Sample actions, or use the most likely actions.", "--stochastic/--deterministic")
     ] = None
     seed: Annotated[int | None, option("S", "Root seed of all episodes.")] = None
-    address: Annotated[str | None, option("A", "Address of the Ray cluster.")] = None
+    address: Annotated[str | None, advanced("A", "Address of the Ray cluster.")] = None
 
     def check(
         self, command: str, assignments: Sequence[str] | None, *, takes_file: bool = True, needs_policy: bool = True
@@ -143,8 +137,7 @@ class Evaluated:
 
 _KEYS: Final = {
     "environment": ("env",),
-    "policy": ("device",),
-    "evaluation": ("num_episodes", "max_episode_steps", "seed"),
+    "evaluation": ("num_episodes", "seed"),
     "runners": ("num_runners", "num_envs_per_runner", "address"),
 }
 _KWARGS: Final = "policy.policy_kwargs."

@@ -31,6 +31,7 @@ class ExitCode(IntEnum):
     FAILED = 3
     CLUSTER = 4
     REQUIREMENT = 5
+    NO_ANSWER = 6
     BUG = 70
     HANGUP = 129
     INTERRUPTED = 130
@@ -40,83 +41,23 @@ class ExitCode(IntEnum):
 CODES: Final = {"complete": ExitCode.COMPLETE, "partial": ExitCode.PARTIAL, "failed": ExitCode.FAILED}
 """Codes of the statuses of a result."""
 
-EXIT_CODES: Final = (
-    (ExitCode.COMPLETE, "run, crossplay", "complete: every episode completed"),
-    (ExitCode.COMPLETE, "watch", "complete: every checkpoint was evaluated, and all its episodes completed"),
-    (ExitCode.COMPLETE, "suite run", "complete: every episode of every cell completed"),
-    (ExitCode.COMPLETE, "replay", "every episode is bitwise equal to its record"),
-    (
-        ExitCode.COMPLETE,
-        "compare",
-        "compared; the requirements of --require are met, and --fail-on shows no regression",
-    ),
-    (ExitCode.COMPLETE, "doctor", "no problem; there may be warnings"),
-    (ExitCode.COMPLETE, "", "done"),
-    (ExitCode.PARTIAL, "run, crossplay", "partial: some episodes failed or did not run"),
-    (
-        ExitCode.PARTIAL,
-        "watch",
-        "partial: some checkpoints cannot be loaded, are not completely evaluated, or have a failed episode",
-    ),
-    (ExitCode.PARTIAL, "suite run", "partial: some cells have failed episodes, or no result"),
-    (ExitCode.PARTIAL, "replay", "some episodes differ from their records"),
-    (ExitCode.PARTIAL, "compare", "a requirement of --require is not met, or --fail-on shows a regression"),
-    (ExitCode.USAGE, "compare", "usage error, or no answer: too few pairs, or pairs with a failed episode"),
-    (ExitCode.USAGE, "plan", "usage error, or no answer: pilot episodes failed, or all have the same return"),
-    (ExitCode.USAGE, "suite plan", "usage error, or some cells cannot run; the notes say why"),
-    (ExitCode.USAGE, "ope", "usage error, or no estimator can identify the policy's value from the data"),
-    (ExitCode.USAGE, "doctor", "usage error, or at least one problem"),
-    (
-        ExitCode.USAGE,
-        "run, crossplay",
-        "usage error, or the log belongs to another run or is being written by another process",
-    ),
-    (ExitCode.USAGE, "", "usage error in an option, a config, weights, a file or a folder; the message names it"),
-    (
-        ExitCode.FAILED,
-        "run, crossplay",
-        "failed: the environment or the policy does not work, or too many episodes failed",
-    ),
-    (ExitCode.FAILED, "watch", "failed: no checkpoint has a result"),
-    (ExitCode.FAILED, "suite run", "failed: no cell has a result"),
-    (ExitCode.FAILED, "replay, export, plan, ope", "failed: the environment or the policy does not work"),
-    (
-        ExitCode.CLUSTER,
-        "run, watch, crossplay, suite run",
-        "cluster error: no runner runs, the log or result cannot be written, or another process took over the log",
-    ),
-    (ExitCode.CLUSTER, "plan, ope, service", "cluster error: no answer at the address, or no runner starts"),
-    (
-        ExitCode.CLUSTER,
-        "show, export, report, replay, compare, suite plan, suite report",
-        "the evaluation log is damaged or cannot be read",
-    ),
-    (ExitCode.REQUIREMENT, "run", "complete, but a requirement of --require is not met, or its metric has no value"),
-    (ExitCode.BUG, "", "unexpected error, shown with its traceback"),
-    (ExitCode.HANGUP, "run, watch, crossplay, suite run", "interrupted by SIGHUP; finished episodes are saved"),
-    (ExitCode.HANGUP, "", "interrupted by SIGHUP"),
-    (ExitCode.INTERRUPTED, "run, watch, crossplay, suite run", "interrupted by Ctrl-C; finished episodes are saved"),
-    (ExitCode.INTERRUPTED, "", "interrupted by Ctrl-C"),
-    (ExitCode.TERMINATED, "run, watch, crossplay, suite run", "interrupted by SIGTERM; finished episodes are saved"),
-    (ExitCode.TERMINATED, "", "interrupted by SIGTERM"),
-)
-"""Rows of code, commands and meaning. The first matching row wins; a row without commands matches every command."""
+EXIT_CODES: Final = {
+    "0": "done: every episode completed, and every requirement is met",
+    "1": "in part: episodes, checkpoints or cells failed, differ or did not run; for compare, a requirement is not met",
+    "2": "usage error in an option, a config, a file or a folder; for doctor, plan, ope and suite plan, also a problem",
+    "3, 4": "no result: 3 if the environment or the policy does not work, 4 if the cluster or the log does not work",
+    "5, 6": "a requirement of run is not met (5); a requirement of run or compare has no answer (6)",
+    "70, 129, 130, 143": "ended by an unexpected error (70), by SIGHUP, by Ctrl-C or by SIGTERM; episodes are saved",
+}
+"""Meaning of the exit codes of all commands."""
 
 
-def exit_codes(command: str) -> dict[ExitCode, str]:
-    """Return the meaning of each exit code of a command."""
-    found: dict[ExitCode, str] = {}
-    for code, commands, meaning in EXIT_CODES:
-        if not commands or command in commands.split(", "):
-            found.setdefault(code, meaning)
-    return found
-
-
-def explained(command: str) -> str:
-    """Return the exit codes of a command as text for its help."""
+def explained() -> str:
+    """Return the exit codes as text for the help of a command."""
+    width = max(map(len, EXIT_CODES)) + 2
     codes = [
-        textwrap.fill(f"{code:<5}{meaning}", 78, subsequent_indent=" " * 5)
-        for code, meaning in exit_codes(command).items()
+        textwrap.fill(f"{code:<{width}}{meaning}", 78, subsequent_indent=" " * width)
+        for code, meaning in EXIT_CODES.items()
     ]
     return "\n".join(["\b", "Exit codes:", *codes])
 

@@ -16,10 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from rl_eval.cli.printing import print_note, written
-from rl_eval.cli.shared import absolute_place, option, shown
+from rl_eval.cli.shared import absolute_place, advanced, option, shown
 from rl_eval.errors import ClusterError, ConfigError, LogError
 
 if TYPE_CHECKING:
@@ -39,7 +37,7 @@ Output = Annotated[
         parser=absolute_place,
     ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Replace another run in --output. The same run is continued.")]
+Force = Annotated[bool, advanced(None, "Replace another run in --output. The same run is continued.", "--force")]
 
 RUNS, LATEST = Path("runs"), "latest"
 """Default folder of runs, and the name of the link in it that points to the newest run."""
@@ -127,6 +125,12 @@ def _link_latest(folder: Path) -> Callable[[], None]:
         _point(link, Path(os.path.relpath(folder, link.parent)))
         return lambda: _point(link, former)
     return lambda: None
+
+
+def short_name(folder: Path) -> str:
+    """Return ``runs/latest`` if it is the name of a new run in ``runs``, otherwise the path of the folder."""
+    link = RUNS / LATEST
+    return str(link) if folder.parent == RUNS.absolute() and link.resolve() == folder.resolve() else shown(folder)
 
 
 def _may_move(former: Path) -> bool:

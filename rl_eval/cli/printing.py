@@ -19,7 +19,9 @@ from rich.console import Console
 from rl_eval.errors import UsageError
 from rl_eval.errors.redaction import redact_text
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+ADVANCED: Final = "Advanced"
+"""Heading of the options that few users need."""
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel=ADVANCED)]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print one line only: no progress, no table.")]
 
 _STDOUT, _STDERR = 1, 2

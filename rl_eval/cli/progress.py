@@ -193,7 +193,7 @@ def _parts(progress: EvalProgress, num_runners: int, ended: bool) -> Iterator[st
         yield f"{number(progress.env_steps / progress.seconds, 0)} steps/s"
     if num_runners:
         yield f"{progress.num_runners} of {counted(num_runners, 'runner')}"
-    if progress.num_faults:
+    if progress.num_faults and not ended:
         yield f"{counted(progress.num_faults, 'fault')}, {progress.num_failed:,} failed"
     here = done - progress.num_earlier
     if here > 0 and left and not ended:

@@ -105,7 +105,7 @@ def repeated(
 
 def _is_final(code: int, progress: Progress) -> bool:
     """Whether a run that exited by itself is final, so that it is not restarted."""
-    if code in (ExitCode.PARTIAL, ExitCode.FAILED, ExitCode.REQUIREMENT):
+    if code in (ExitCode.PARTIAL, ExitCode.FAILED, ExitCode.REQUIREMENT, ExitCode.NO_ANSWER):
         return 0 < progress.planned <= progress.finished
     return code in (ExitCode.COMPLETE, ExitCode.USAGE)
 

@@ -13,25 +13,25 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import typer
 
 from rl_eval.cli.evaluated import Evaluated, TrustPolicy, with_evaluated
-from rl_eval.cli.exits import CODES, ExitCode
-from rl_eval.cli.output import Force, Output, earlier_result, folder_to_save, run_folder, save_patiently
+from rl_eval.cli.exits import CODES, VERBOSE, ExitCode
+from rl_eval.cli.output import Force, Output, earlier_result, folder_to_save, run_folder, save_patiently, short_name
 from rl_eval.cli.printing import AsJson, Quiet, flush_results, print_json, print_line, print_note, print_report
 from rl_eval.cli.restarts import run_with_restarts
 from rl_eval.cli.settings import (
     Assignments,
     OptionalConfigPath,
     Section,
-    episodes_option,
     find_modules_here,
     load_to_run,
+    only_one,
     parse_episodes,
     read_settings,
-    with_episodes,
+    with_indices,
 )
-from rl_eval.cli.shared import absolute_place, option, shown
+from rl_eval.cli.shared import absolute_place, advanced, option, shown
 from rl_eval.cli.signals import Interruption
 from rl_eval.errors import ClusterDied, ConfigError, UsageError, summary_of
-from rl_eval.results.text import interval_text
+from rl_eval.results.text import first_clause, interval_text, percent
 
 if TYPE_CHECKING:
     from rl_eval.cli.progress import Monitor
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from rl_eval.training.loggers import Logger
 
 
-_BESIDE_RETRY: Final = "retry attempts episodes accept_code_change trust logger require quiet as_json verbose no_color"
+_BESIDE_RETRY: Final = "retry attempts indices accept_code_change trust logger require quiet as_json verbose no_color"
 """Parameters that ``--retry`` allows."""
 _Tracker = Literal["wandb", "mlflow", "tensorboard"]
 _OUTPUT, _RETRY = {"output": "--output"}, {"retry": "--retry"}
@@ -59,21 +59,24 @@ def run(
     config: OptionalConfigPath = None,
     section: Section = None,
     trust: TrustPolicy = False,
-    episodes: Annotated[
-        str | None, episodes_option("Range of the plan to run. With --retry: failed episodes to run again.")
+    indices: Annotated[
+        str | None,
+        advanced("I,J-K", "Indices of the episodes to run: a range of the plan; with --retry, any failed episodes."),
     ] = None,
     output: Output = None,
     force: Force = False,
-    retry: Annotated[str | None, option("DIR", "Run the failed episodes of DIR again.", parser=absolute_place)] = None,
+    retry: Annotated[
+        str | None, advanced("DIR", "Run the failed episodes of DIR again.", parser=absolute_place)
+    ] = None,
     attempts: Annotated[
-        int | None, option("N", "Additional attempts per episode for --retry. [default: from the config]", min=1)
+        int | None, advanced("N", "Additional attempts per episode for --retry. [default: from the config]", min=1)
     ] = None,
     accept_code_change: Annotated[
-        bool, option(None, "Continue a log even if the code of the environment or policy has changed.")
+        bool, advanced(None, "Continue a log even if the code of the environment or policy has changed.")
     ] = False,
     max_restarts: Annotated[
         int,
-        option(
+        advanced(
             "N",
             "Run in a child process. Restart the process when it dies. Stop after N consecutive restarts without a new "
             "episode.",
@@ -83,7 +86,7 @@ def run(
     assignments: Assignments = None,
     logger: Annotated[
         _Tracker | None,
-        option(None, "Log the metrics as a new run of this tracker; tensorboard writes into the run folder."),
+        advanced(None, "Log the metrics as a new run of this tracker; tensorboard writes into the run folder."),
     ] = None,
     require: Annotated[
         list[str] | None,
@@ -101,23 +104,24 @@ def run(
         evaluated.check("run", assignments)
     requirements = _requirements(require or ())
     keys = evaluated.keys(say, assignments, trust=trust)
-    earlier = None if retry is None else load_to_run(retry, trust)
+    earlier, remark = None if retry is None else load_to_run(retry, trust), ""
     from rl_eval.cli.progress import Monitor
 
     with closing(Monitor(quiet=quiet or as_json)) as monitor:
         if retry is not None and earlier is not None:
-            output, settings = retry, _put_aside(retry, earlier, episodes, attempts, accept_code_change)
+            output, settings = retry, _put_aside(retry, earlier, indices, attempts, accept_code_change)
         else:
             settings = read_settings(config, section, assignments, keys)
-            if episodes is not None:
-                settings = with_episodes(settings, episodes)
+            if indices is not None:
+                settings = with_indices(settings, indices)
+                remark = only_one(settings, indices)
             find_modules_here()
         name = name_of(settings, config, section)
         if logger is not None:
             _logger(logger, name)  # Raises if its package is missing.
         result, output = carry_out(
             settings,
-            partial(deliver, quiet=quiet, as_json=as_json),
+            partial(deliver, quiet=quiet, as_json=as_json, verbose=ctx.meta[VERBOSE], remark=remark),
             say,
             ctx.obj,
             monitor,
@@ -128,12 +132,13 @@ def run(
         )
     if logger is not None:
         _log_to(logger, name, result, output)
-    if result.num_failed:
-        say(f"retry the failed episodes with: rl-eval run --retry {shown(output)}")
     code = exit_code_of(result, ctx.obj)
     for requirement in requirements if code else ():
         print_note(f"{requirement}: not checked, because the result is {result.status}")
-    if code := code or _unmet(requirements, result):
+    code = code or _judged(requirements, result, say)
+    if not (quiet or as_json):
+        print_line(_last_line(result, remark))
+    if code:
         raise typer.Exit(code)
 
 
@@ -186,7 +191,7 @@ def _check_options(ctx: typer.Context) -> None:
 
 
 def _put_aside(
-    path: str, result: EvalResult, episodes: str | None, attempts: int | None, accept_code_change: bool
+    path: str, result: EvalResult, indices: str | None, attempts: int | None, accept_code_change: bool
 ) -> EvalSettings:
     """Mark failed episodes in a log for a retry; return settings that run them again.
 
@@ -203,12 +208,12 @@ def _put_aside(
     from rl_eval.results.provenance import manifest_of
 
     failed = [index for index, row in enumerate(result.table.completed) if result.table.filled[index] and not row]
-    chosen = failed if episodes is None else parse_episodes(episodes, len(result.plan))
+    chosen = failed if indices is None else parse_episodes(indices, len(result.plan), "--indices")
     if others := set(chosen) - set(failed):
         those = f"{', '.join(map(str, failed[:_NAMED]))}{', ...' * (len(failed) > _NAMED)}"
         index, fix = min(others), f"Choose among the failed episodes: {those}." if failed else ""
-        problem = f"--episodes {episodes}: {f'episode {index} did not fail' if failed else 'no episode has failed'}"
-        raise UsageError(problem, key="--episodes", value=episodes, episode=index, fix=fix)
+        problem = f"--indices {indices}: {f'episode {index} did not fail' if failed else 'no episode has failed'}"
+        raise UsageError(problem, key="--indices", value=indices, episode=index, fix=fix)
     if read_manifest(open_storage(path)) is None:
         problem, fix = f"{shown(path)} has no evaluation log", "Evaluate again with another --output."
         raise UsageError(f"{problem}, which --retry needs", key="--retry", value=shown(path), fix=fix)
@@ -243,21 +248,29 @@ def _requirements(texts: Sequence[str]) -> list[MetricRequirement]:
     return requirements
 
 
-def _unmet(requirements: Sequence[MetricRequirement], result: EvalResult) -> int:
-    """Print whether a result meets each requirement; return the exit code."""
+def _judged(requirements: Sequence[MetricRequirement], result: EvalResult, say: Callable[[str], None]) -> ExitCode:
+    """Print whether a result meets each requirement; return the exit code.
+
+    Args:
+        requirements: Requirements of ``--require``.
+        result: Complete result.
+        say: Prints a note on a requirement that is met.
+    """
     from rl_eval.results.requirements import Answer
 
-    code = ExitCode.COMPLETE
+    answers = set()
     for requirement in requirements:
         name, answer, why = requirement.metric, requirement.judge(result.metrics), ""
         if result.determinism.passed is False and not name.startswith("num_"):
             answer, why = Answer.OPEN, f" (the result is {result.determinism})"
         elif answer is Answer.OPEN and "return_ci" in name and result.interval.note:
             why = f" ({result.interval.note})"
-        print_note(f"{requirement}: {answer.value}, {name} is {result.metrics[name]:g}{why}")
-        if answer is not Answer.HOLDS:
-            code = ExitCode.REQUIREMENT
-    return code
+        answers.add(answer)
+        tell = say if answer is Answer.HOLDS else print_note
+        tell(f"{requirement}: {answer.value}, {name} is {result.metrics[name]:g}{why}")
+    if Answer.FAILS in answers:
+        return ExitCode.REQUIREMENT
+    return ExitCode.NO_ANSWER if Answer.OPEN in answers else ExitCode.COMPLETE
 
 
 def name_of(settings: EvalSettings, config: Path | None, section: str | None) -> str:
@@ -339,6 +352,8 @@ def deliver(
     *,
     quiet: bool,
     as_json: bool,
+    verbose: bool = False,
+    remark: str = "",
     save: Callable[[Path], None] | None = None,
     show: Callable[[], None] | None = None,
 ) -> None:
@@ -349,47 +364,68 @@ def deliver(
         folder: Folder to save it in, or None.
         quiet: Print one line.
         as_json: Print JSON.
+        verbose: Print all numbers.
+        remark: Addition to the line of ``quiet``.
         save: Replaces ``result.save``.
         show: Replaces :func:`print_result`.
 
     Raises:
         ClusterError: The result cannot be saved.
     """
-    from rl_eval.results.files import EPISODES_FILE, RESULT_FILE
-
     try:
         if folder is not None:
             save_patiently(partial(save or result.save, folder), folder)
     finally:
-        (show or partial(print_result, result, quiet=quiet, as_json=as_json))()
+        (show or partial(print_result, result, quiet=quiet, as_json=as_json, verbose=verbose, remark=remark))()
     if folder is not None and not quiet:
-        print_line(f"\nsaved in {shown(folder)}: {RESULT_FILE}, {EPISODES_FILE}", err=as_json)
+        print_line(f"saved in {shown(folder)}; next: rl-eval {_next(result, short_name(folder))}", err=as_json)
     flush_results()
 
 
-def print_result(result: EvalResult, *, quiet: bool, as_json: bool) -> None:
-    """Print a result as JSON, in one line, or as a table."""
+def print_result(result: EvalResult, *, quiet: bool, as_json: bool, verbose: bool = False, remark: str = "") -> None:
+    """Print a result as JSON, in one line, as a short table, or as a table of all numbers."""
+    from rl_eval.reports.pages import result_page
+    from rl_eval.results.metrics import determinism_notes, value_notes
+
     if as_json:
         print_json(result.to_dict())
     elif quiet:
-        print_line(_summary(result))
+        notes = map(first_clause, [result.reason, *value_notes(result), *determinism_notes(result)])
+        print_line("; ".join(filter(None, [_numbers(result, remark), *notes])))
     else:
-        print_report(result)
+        print_report(result_page(result) if verbose else result)
 
 
-def _summary(result: EvalResult) -> str:
-    """Return a one-line summary of the result."""
+def _numbers(result: EvalResult, remark: str) -> str:
+    """Return one line with the status and the means of the result."""
     from rl_eval.reports.pages import headlines
-    from rl_eval.results.metrics import value_notes
 
-    parts = [f"{result.aggregates.count:,} of {len(result.plan):,} episodes"]
+    parts, write = [], "{:.6g}".format
+    if result.success_interval is not None and result.success_rate is not None:
+        parts.append(f"success {percent(result.success_rate)} ({interval_text(result.success_interval, brief=True)})")
     if result.is_zero_sum:
-        parts[:0] = [f"{line.label} {line.strong} ({line.rest})" for line in headlines(result)]
+        parts += [f"{line.label} {line.strong} ({line.rest})" for line in headlines(result, brief=True)]
     elif result.aggregates.count:
-        interval = interval_text(result.interval, "{:.6g}".format)
-        parts.insert(0, f"mean return {result.mean_return:.6g} ({interval})")
-    texts = [result.reason, ", ".join(parts)] if result.status == "failed" else [", ".join(parts), result.reason]
-    return f"{result.status}: {'; '.join(filter(None, [*texts, *value_notes(result)]))}"
+        parts.append(f"mean return {write(result.mean_return)} ({interval_text(result.interval, write, brief=True)})")
+    parts.append(f"{result.aggregates.count:,} of {len(result.plan):,} episodes")
+    return "; ".join(filter(None, [f"{result.status}: {', '.join(parts)}", remark]))
+
+
+def _last_line(result: EvalResult, remark: str) -> str:
+    """Return the line below the table: the status and the first number of the table."""
+    from rl_eval.reports.pages import means
+
+    label, strong, rest = means(result)[0]
+    first = f"{label} {strong} ({rest}), " if result.aggregates.count else ""
+    counted = f"{result.aggregates.count:,} of {len(result.plan):,} episodes"
+    return "; ".join(filter(None, [f"{result.status}: {first}{counted}", remark]))
+
+
+def _next(result: EvalResult, folder: str) -> str:
+    """Return the arguments of the command that most users need after this result."""
+    if result.status == "failed":
+        return f"show {folder} --faults"
+    return f"run --retry {folder}" if result.num_failed else f"report {folder}"
 
 
 def exit_code_of(result: EvalResult, interruption: Interruption) -> int:

@@ -24,7 +24,7 @@ app = CommandLine(
 )
 
 
-@app.command("list", epilog=explained("service"), short_help="Show the state of services.")
+@app.command("list", epilog=explained(), short_help="Show the state of services.")
 def list_(
     address: Address = None,
     namespace: Annotated[str | None, option("NAME", "Ray namespace. [default: all]")] = None,
@@ -45,7 +45,7 @@ def list_(
         print_report(_page(status))
 
 
-@app.command("stop", epilog=explained("service"), short_help="Stop a service.")
+@app.command("stop", epilog=explained(), short_help="Stop a service.")
 def stop(
     name: Annotated[str, argument("NAME", "Name of the service.")],
     address: Address = None,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from rl_eval.cli.shared import argument, option
+from rl_eval.cli.shared import advanced, argument, option
 from rl_eval.errors import ConfigError, UntrustedError, UsageError
 from rl_eval.errors.redaction import redact_command
 
@@ -29,7 +29,8 @@ _CONFIG = argument("CONFIG", "YAML config file; options override it.")
 ConfigPath = Annotated[Path, _CONFIG]
 OptionalConfigPath = Annotated[Path | None, _CONFIG]
 Section = Annotated[
-    str | None, option("NAME", "Use only this section of the file; separate nested names with dots: a.b.", "--section")
+    str | None,
+    advanced("NAME", "Use only this section of the file; separate nested names with dots: a.b.", "--section"),
 ]
 Trust = Annotated[bool, typer.Option("--trust", help="Do not ask before running the code that DIR names.")]
 Results = Annotated[str, argument("DIR", "Run folder or URI, or output folder.")]
@@ -110,12 +111,13 @@ def episodes_option(text: str) -> Any:
     return option("I,J-K", text, "--episodes")
 
 
-def parse_episodes(text: str, num_episodes: int) -> list[int]:
+def parse_episodes(text: str, num_episodes: int, key: str = "--episodes") -> list[int]:
     """Parse a text such as ``3,7-9`` into indices, in the order of the text and without duplicates.
 
     Args:
         text: Indices and inclusive ranges, separated by commas.
         num_episodes: Number of episodes in the plan.
+        key: Option that has the text, for errors.
 
     Raises:
         UsageError: The text is malformed, or an index is outside of the plan.
@@ -125,19 +127,19 @@ def parse_episodes(text: str, num_episodes: int) -> list[int]:
         found = _PART.fullmatch(part)
         if found is None:
             problem, fix = f"{part.strip()!r} is not an index or a range", "Pass indices such as 3,7-9."
-            raise UsageError(f"--episodes {text}: {problem}", key="--episodes", value=text, fix=fix)
+            raise UsageError(f"{key} {text}: {problem}", key=key, value=text, fix=fix)
         first, last = int(found[1]), int(found[2] or found[1])
         if last < first:
             problem, fix = f"{part.strip()} ends before it starts", f"Pass {last}-{first}."
-            raise UsageError(f"--episodes {text}: {problem}", key="--episodes", value=text, fix=fix)
+            raise UsageError(f"{key} {text}: {problem}", key=key, value=text, fix=fix)
         if last >= num_episodes:
             problem, fix = f"episode {last} is not in the plan", f"Pass indices from 0 to {num_episodes - 1}."
-            raise UsageError(f"--episodes {text}: {problem}", key="--episodes", value=text, episode=last, fix=fix)
+            raise UsageError(f"{key} {text}: {problem}", key=key, value=text, episode=last, fix=fix)
         indices |= dict.fromkeys(range(first, last + 1))
     return list(indices)
 
 
-def with_episodes(settings: EvalSettings, text: str) -> EvalSettings:
+def with_indices(settings: EvalSettings, text: str) -> EvalSettings:
     """Return settings for one range of the plan; its episodes keep their seeds.
 
     Raises:
@@ -146,13 +148,20 @@ def with_episodes(settings: EvalSettings, text: str) -> EvalSettings:
     from rl_eval.config.settings import with_values
 
     section = settings.evaluation
-    indices = sorted(parse_episodes(text, section.num_episodes))
+    indices = sorted(parse_episodes(text, section.num_episodes, "--indices"))
     first, count = indices[0], len(indices)
     if indices[-1] - first >= count:
         whole = f"{first}-{indices[-1]}"
         problem, fix = "an evaluation runs a single range of the plan", f"Pass one range, such as {whole}."
-        raise UsageError(f"--episodes {text}: {problem}", key="--episodes", value=text, fix=fix)
+        raise UsageError(f"--indices {text}: {problem}", key="--indices", value=text, fix=fix)
     return with_values(settings, evaluation={"first_index": section.first_index + first, "num_episodes": count})
+
+
+def only_one(settings: EvalSettings, text: str) -> str:
+    """Return a remark if ``--indices`` chooses a single episode, since its value may be meant as a number."""
+    index = settings.evaluation.first_index
+    number = f"; for {text} episodes pass -n {text}" if text.isdecimal() and int(text) else ""
+    return f"episode {index} only{number}" if settings.evaluation.num_episodes == 1 else ""
 
 
 def load_to_run(path: str, trust: bool) -> EvalResult:

@@ -12,8 +12,9 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from rl_eval.cli.exits import VERBOSE, reported
-from rl_eval.cli.printing import reserved_stdout
+from rl_eval.cli.printing import ADVANCED, reserved_stdout
 from rl_eval.cli.signals import Interruption
+from rl_eval.errors import nearest_words
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -21,6 +22,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def option(metavar: str | None, text: str, *names: str, **more: Any) -> Any:
     """Return an option without a generated default in its help text."""
     return typer.Option(*names, metavar=metavar, show_default=False, help=text, **more)
+
+
+advanced: Final = partial(option, rich_help_panel=ADVANCED)
+"""Return an option that few users need."""
 
 
 def argument(metavar: str, text: str, **more: Any) -> Any:
@@ -67,11 +72,23 @@ _flag = partial(option, None, expose_value=False)
 def _options(
     verbose: Annotated[
         bool,
-        _flag("Show the traceback of any error.", "--verbose", "-v", envvar=VERBOSE, callback=_with_traceback),
+        _flag(
+            "Print all numbers of a result, and the traceback of any error.",
+            "--verbose",
+            "-v",
+            envvar=VERBOSE,
+            callback=_with_traceback,
+        ),
     ] = False,
     no_color: Annotated[
         bool,
-        _flag("Print without colours, like NO_COLOR=1.", "--no-color", callback=_without_color, is_eager=True),
+        _flag(
+            "Print without colours, like NO_COLOR=1.",
+            "--no-color",
+            callback=_without_color,
+            is_eager=True,
+            rich_help_panel=ADVANCED,
+        ),
     ] = False,
 ) -> None:
     """Define the shared options; this command is never called."""
@@ -83,11 +100,21 @@ def _with_shared(params: list[Any]) -> list[Any]:
 
 
 _REMOVED: Final = {
+    "--episodes": "Pass -n N for the number of episodes, or --indices I,J-K for some episodes of the plan.",
+    "--device": "Use --set policy.device=DEVICE.",
+    "--max-episode-steps": "Use --set evaluation.max_episode_steps=N.",
     "--log-dir": "Use --output (-o): the folder of a run always has a log.",
     "--fresh": "Pass another --output (-o), or omit it for a new folder.",
     "--no-fresh": "Omit it: the same command continues a run.",
 }
 """Advice for options of earlier versions."""
+_COMMANDS: Final = {"list": "show", "ls": "show", "evaluate": "run", "eval": "run", "test": "run", "video": "replay"}
+"""Commands by their names in earlier versions and in other programs."""
+_UsageError: Final[Any] = typer.BadParameter.__mro__[1]
+
+
+def _is_long(option: str) -> bool:
+    return option.startswith("--")
 
 
 class _Command(TyperCommand):
@@ -95,12 +122,30 @@ class _Command(TyperCommand):
         super().__init__(*args, **{**kwargs, "params": _with_shared(kwargs.pop("params"))})
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the options; reject those of earlier versions with advice."""
-        known = {name for param in self.params for name in param.opts}
-        for name in (word.partition("=")[0] for word in args):
-            if name in _REMOVED and name not in known:
-                raise typer.BadParameter(f"{name} does not exist any more. {_REMOVED[name]}", ctx=ctx)
-        return super().parse_args(ctx, args)
+        """Parse the options; reject those of earlier versions with advice, and unknown ones with the nearest."""
+        options = {name.lstrip("-").replace("-", "_"): param.opts for param in self.params for name in param.opts}
+        try:
+            return super().parse_args(ctx, args)
+        except _UsageError as error:
+            name = getattr(error, "option_name", "")
+            if not hasattr(error, "possibilities"):
+                raise
+            close = nearest_words(name.lstrip("-").replace("-", "_"), sorted(options))
+            known = dict.fromkeys(", ".join(sorted(options[one], key=_is_long)) for one in close)
+            advice = f"Did you mean {' or '.join(known)}?" if known else f"See {ctx.command_path} --help."
+            raise _UsageError(f"No such option: {name}. {_REMOVED.get(name, advice)}", ctx=ctx) from None
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments, the options that many users need, and all others."""
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": [], ADVANCED: []}
+        for param in self.get_params(ctx):
+            default = "Arguments" if param.param_type_name == "argument" else "Options"
+            if record := param.get_help_record(ctx):
+                sections[getattr(param, "rich_help_panel", None) or default].append(record)
+        for heading, records in sections.items():
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command with stdout reserved for its result; turn errors and signals into messages and exit codes."""
@@ -110,6 +155,12 @@ class _Command(TyperCommand):
 
 class _Commands(TyperGroup):
     """Group of commands, with headings in the help."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command; suggest the one that another program or an earlier version names differently."""
+        if args[0] not in self.commands and (meant := _COMMANDS.get(args[0])) in self.commands:
+            ctx.fail(f"No such command {args[0]!r}. Use {ctx.command_path} {meant}.")
+        return super().resolve_command(ctx, args)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{**kwargs, "params": _with_shared(kwargs.pop("params"))})

@@ -1,4 +1,4 @@
-"""``rl-eval list`` and ``rl-eval show``: the runs in a folder, and the details of one run or its episodes."""
+"""``rl-eval show``: the runs in a folder, and the details of one run or its episodes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from rl_eval.cli.printing import AsJson, counted, print_json, print_line, print_note, print_report
-from rl_eval.cli.settings import Results, episodes_option, parse_episodes
-from rl_eval.cli.shared import FolderOfRuns
+from rl_eval.cli.settings import episodes_option, parse_episodes
 from rl_eval.errors.redaction import redact_text
 from rl_eval.reports.page import Line, Page, lines, one_line
 from rl_eval.results.text import number
@@ -28,8 +27,8 @@ _SHOWN: Final = 5
 """Maximum number of faults, slow episodes and failed episodes shown."""
 
 
-def list_(folder: FolderOfRuns = Path("runs"), as_json: AsJson = False) -> None:
-    """List the runs in a folder and its subfolders, newest first. Files are only read; no code in them runs."""
+def _list(folder: Path, *, as_json: bool) -> None:
+    """Print the runs in a folder and its subfolders, newest first. Files are only read; no code in them runs."""
     from rl_eval.reports.listing import HEADINGS, list_runs, used
 
     runs = list_runs(folder)
@@ -49,13 +48,16 @@ def list_(folder: FolderOfRuns = Path("runs"), as_json: AsJson = False) -> None:
 
 
 def show(
-    path: Results,
+    path: Annotated[str, typer.Argument(metavar="DIR", help="Run folder or URI, or a folder of runs.")] = "runs",
     episodes: Annotated[str | None, episodes_option("Show the events of these episodes, in order.")] = None,
     faults: Annotated[bool, typer.Option("--faults", help="Show every fault with its traceback.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show a finished or unfinished evaluation: numbers, faults, slowest and failed episodes."""
-    from rl_eval.reports.pages import page_of
+    """List the runs in a folder, or show one run, finished or not: numbers, faults, slowest and failed episodes."""
+    if episodes is None and not faults and _holds_runs(path):
+        _list(Path(path), as_json=as_json)
+        return
+    from rl_eval.reports.pages import result_page
     from rl_eval.results.loading import load
 
     result = load(path)
@@ -68,7 +70,7 @@ def show(
         described = {"state": state, "run": run, "num_finished": len(result.episodes)}
         print_json({**described, "slowest": slowest, "failed": failed, "result": result.to_dict()})
         return
-    page = page_of(result)
+    page = result_page(result)
     if state == "running":
         assert run is not None
         page = replace(page, failure=f"{run['last']} writes this run")
@@ -101,6 +103,20 @@ def show(
         print_report(Page(redact_text(path) if run is None else run["output"], "", shown, [section]))
     if faults:
         _print_faults(result.faults)
+
+
+def _holds_runs(path: str) -> bool:
+    """Whether a path is the folder of runs and not a run: the default folder, or a folder that is not a run."""
+    from rl_eval.log.storage import is_uri
+    from rl_eval.results.files import RESULT_FILE, is_log_folder
+
+    folder = Path(path)
+    return (
+        not is_uri(path)
+        and not is_log_folder(folder)
+        and not (folder / RESULT_FILE).exists()
+        and (folder.is_dir() or path == "runs")
+    )
 
 
 def _run(path: str) -> dict[str, Any] | None:

@@ -41,7 +41,7 @@ app = CommandLine(
 )
 
 
-@app.command("run", epilog=explained("suite run"), short_help="Run the cells that have no result yet.")
+@app.command("run", epilog=explained(), short_help="Run the cells that have no result yet.")
 def run(
     ctx: typer.Context,
     suite: SuiteFile,
@@ -85,7 +85,7 @@ def run(
         raise typer.Exit(code)
 
 
-@app.command("plan", epilog=explained("suite plan"), short_help="List the cells, and estimate the time.")
+@app.command("plan", epilog=explained(), short_help="List the cells, and estimate the time.")
 def plan(
     suite: SuiteFile,
     out: Out = None,
@@ -147,7 +147,7 @@ def _plan_page(opened: Suite, rows: Sequence[_Row]) -> Page:
     return Page(opened.definition.suite, "", "plan", [[line, time_line], table], notes)
 
 
-@app.command("report", epilog=explained("suite report"), short_help="Write a page, figures and tables.")
+@app.command("report", epilog=explained(), short_help="Write a page, figures and tables.")
 def report(
     suite: SuiteFile,
     out: Out = None,

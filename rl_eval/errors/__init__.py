@@ -191,14 +191,26 @@ def nearest(word: str, known: Iterable[str]) -> str:
     A known word that contains all parts of the unknown word is near: ``episode_return_mean`` for ``mean_return``. So is
     a known word whose parts are all in the unknown word: ``std`` for ``std_return``.
     """
-    options, parts = sorted(known), {*word.casefold().split("_")}
-    containing = [option for option in options if parts <= {*option.split("_")}]
-    contained = [option for option in options if parts > {*option.split("_")}]
-    near = functools.partial(difflib.get_close_matches, word, options, n=1)
-    close = near(cutoff=0.9) or sorted(containing, key=len)[:3] or sorted(contained, key=len)[-1:] or near()
-    if close:
-        return f"did you mean {' or '.join(map(repr, close))}?"
-    return f"known: {', '.join(options)}"
+    close = nearest_words(word, known := sorted(known))
+    return f"did you mean {' or '.join(map(repr, close))}?" if close else f"known: {', '.join(known)}"
+
+
+_SYNONYMS: Final = {
+    **dict.fromkeys(("n", "nb", "number"), "num"),
+    **dict.fromkeys(("workers", "actors", "processes"), "runners"),
+    **dict.fromkeys(("model", "checkpoint", "agent"), "policy"),
+    "out": "output",
+}
+"""Parts of names in other libraries, with the parts of names here."""
+
+
+def nearest_words(word: str, known: Sequence[str]) -> list[str]:
+    """Return at most three known words that an unknown word may mean, the nearest first."""
+    named = [_SYNONYMS.get(part, part) for part in word.casefold().split("_")]
+    parts, near = {*named}, functools.partial(difflib.get_close_matches, "_".join(named), known, n=1)
+    containing = [option for option in known if parts <= {*option.split("_")}]
+    contained = [option for option in known if parts > {*option.split("_")}]
+    return near(cutoff=0.9) or sorted(containing, key=len)[:3] or sorted(contained, key=len)[-1:] or near()
 
 
 @contextlib.contextmanager

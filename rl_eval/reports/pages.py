@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import singledispatch
@@ -10,15 +11,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rl_eval.config.policy_sources import RANDOM
 from rl_eval.records.guarantee import MEANINGS
-from rl_eval.reports.page import Line, Page, Table
+from rl_eval.reports.page import WIDTH, Line, Page, Table
 from rl_eval.results.comparison import Comparison, ConditionDifference
 from rl_eval.results.conditions import ConditionNumbers
 from rl_eval.results.crossplay import CrossPlay, Estimate, Outcomes
-from rl_eval.results.metrics import policy_names
+from rl_eval.results.metrics import policy_names, scope_notes, value_notes
 from rl_eval.results.result import EvalResult
 from rl_eval.results.text import (
     decimals,
     environment_name,
+    first_clause,
     interval_places,
     interval_text,
     lookup,
@@ -49,6 +51,8 @@ _LEAST_SHOWN: Final = 0.0005
 """Smallest shown fraction; smaller fractions would be rounded to 0.0 %."""
 _MOST_PARTS: Final = 8
 """Maximum number of policies or agents at the head of the page of a zero-sum game."""
+_MOST_HEADLINES, _MOST_NOTES, _LONGEST = 3, 2, 130
+"""Maximum numbers of means and of notes on the short page of a result, and of characters of a note."""
 _WITH_INTERVALS: Final = 4
 """Maximum number of policies for matrices with intervals, so that they fit into 80 columns."""
 
@@ -63,8 +67,56 @@ def page_of(shown: Any) -> Page:
 
 
 @page_of.register
+def _(result: EvalResult) -> Page:
+    """Return the short page of a result: success, mean, lengths, episodes, fingerprint, and what is unusual."""
+    page = result_page(result)
+    name = ", ".join(filter(None, (page.title, page.subtitle)))
+    fits = len(name) + len(page.state) < WIDTH
+    counted = result.aggregates.count > 0
+    lines = [*means(result), *_length_lines(result)[:1]] if counted or not page.failure else []
+    lines += _episode_lines(result)[:1]
+    if result.faults and not page.failure:
+        first, kinds = result.faults[0], _episode_lines(result)[1]
+        lines.append(kinds._replace(rest=_cut(f"{kinds.rest}, the first in episode {first.index}: {first.message}")))
+    lines += [*_fingerprint_lines(result), *_brief_notes(result)] if counted or not page.failure else []
+    title, subtitle = (name, "") if fits else (page.title, page.subtitle)
+    return replace(page, title=title, subtitle=subtitle, sections=[lines], notes=[])
+
+
+def means(result: EvalResult) -> list[Line]:
+    """Return the most important numbers of a result, the success rate first, with brief intervals."""
+    return [*_success_lines(result, brief=True), *headlines(result, brief=True)[:_MOST_HEADLINES]]
+
+
+def _fingerprint_lines(result: EvalResult) -> list[Line]:
+    """Return lines with the fingerprint and the determinism check, and a line with a guarantee that is not exact."""
+    if not result.aggregates.count:
+        return []
+    found, guarantee = result.determinism, result.guarantee
+    checked = "determinism not checked" if found.passed is None else str(found).partition(" (")[0]
+    if found.passed is False:
+        checked = "; ".join(filter(None, (str(found), found.advice)))
+    weaker = f"{guarantee}: {first_clause(MEANINGS[guarantee])}"
+    lines = [Line("fingerprint", "", f"{result.fingerprint[:16]}; {checked}")]
+    return lines if guarantee == "exact" else [*lines, Line("guarantee", "", weaker)]
+
+
+def _brief_notes(result: EvalResult) -> list[Line]:
+    """Return the notes that no other line of the short page contains, shortened."""
+    reason = "" if result.status == "failed" or result.table.filled.all() else result.reason
+    notes = [*filter(None, [reason]), *scope_notes(result), *value_notes(result)]
+    told = [_cut(first_clause(note)) for note in notes]
+    if len(told) > _MOST_NOTES:
+        told[_MOST_NOTES - 1 :] = [f"{told[_MOST_NOTES - 1]} ({len(told) - _MOST_NOTES} more: -v)"]
+    return [Line("note", "", note) for note in told]
+
+
+def _cut(text: str) -> str:
+    return textwrap.shorten(text, _LONGEST, placeholder=" ...")
+
+
 def result_page(result: EvalResult) -> Page:
-    """Return the page of a result: its numbers, episode counts and identity."""
+    """Return the page of a result with all its numbers."""
     sections: list[list[Line] | Table] = [
         [*_success_lines(result), *_return_lines(result), *_length_lines(result)],
         *_policy_tables(result),
@@ -91,20 +143,23 @@ def _sampled(provenance: Mapping[str, Any]) -> str:
     return "sampled actions" if sampled and lookup(identity, "policy") != RANDOM else ""
 
 
-def headlines(result: EvalResult) -> list[Line]:
-    """Return the mean return with its interval.
+def headlines(result: EvalResult, *, brief: bool = False) -> list[Line]:
+    """Return the mean return with its interval, ``brief`` without the method of the interval.
 
     In a zero-sum game, return a line for each policy, or for each agent if there is only one policy.
     """
     if not result.is_zero_sum:
         write = writer(decimals(result.aggregates.sem, result.aggregates.mean))
-        return [Line("mean return", write(result.aggregates.mean), interval_text(result.interval, write))]
+        ends = interval_text(result.interval, write, brief=brief)
+        if brief and result.num_missing and not result.interval.exists:
+            ends = "no interval without return_bounds"  # The line of the episodes has the number of failed ones.
+        return [Line("mean return", write(result.aggregates.mean), ends)]
     by_policy = result.returns_by("policy")
     parts = by_policy if len(by_policy) > 1 else result.returns_by("agent")
     lines = []
     for name, (mean, interval) in [*parts.items()][:_MOST_PARTS]:
         write = writer(interval_places(interval, mean))
-        lines.append(Line(f"return of {name}", write(mean), interval_text(interval, write)))
+        lines.append(Line(f"return of {name}", write(mean), interval_text(interval, write, brief=brief)))
     return lines
 
 
@@ -132,18 +187,18 @@ def _length_lines(result: EvalResult) -> list[Line]:
         ended["both"] = percent(both)
     ends = {"min": number(shown["episode_len_min"], 0), "max": number(shown["episode_len_max"], 0)}
     return [
-        Line("mean length", number(shown["episode_len_mean"], 1), f"steps{_GAP}{_named(ends)}"),
-        Line("", "", _named(ended)),
+        Line("mean length", number(shown["episode_len_mean"], 1), f"steps{_GAP}{_named(ended)}"),
+        Line("", "", _named(ends)),
     ]
 
 
-def _success_lines(result: EvalResult) -> list[Line]:
+def _success_lines(result: EvalResult, *, brief: bool = False) -> list[Line]:
     interval = result.success_interval
     if interval is None or result.success_rate is None:
         return []
-    lines = [Line("success", percent(result.success_rate), interval_text(interval))]
+    lines = [Line("success", percent(result.success_rate), interval_text(interval, brief=brief))]
     once = result.metrics["success_once_rate"]
-    return lines if once == result.success_rate else [*lines, Line("", "", f"at any step {percent(once)}")]
+    return lines if brief or once == result.success_rate else [*lines, Line("", "", f"at any step {percent(once)}")]
 
 
 def _policy_tables(result: EvalResult) -> list[Table]:
@@ -223,7 +278,7 @@ def _time_lines(result: EvalResult) -> list[Line]:
     steps = f"{timing.env_steps:,} steps in {number(timing.wall_seconds)} s "
     steps += where if timing.num_runners else "in this process"
     lines = [Line("speed", number(result.metrics["env_steps_per_second"], 0), f"env steps/s{_GAP}{steps}")]
-    spent = _GAP.join(f"{name} {100 * share:.0f} %" for name, share in shares.items())
+    spent = _GAP.join(f"{name} {100 * share:.0f} %" for name, share in shares.items() if name != "other")
     return [*lines, Line("time", "", spent)] if shares else lines
 
 
@@ -233,7 +288,8 @@ def _identity_lines(result: EvalResult) -> list[Line]:
         "fingerprint": result.fingerprint[:16],
         "weights": weights,
         "guarantee": f"{result.guarantee}: {MEANINGS[result.guarantee]}",
-        "determinism": str(result.determinism),
+        # A note describes a failed check.
+        "determinism": "" if result.determinism.passed is False else str(result.determinism),
     }
     return [Line(label, "", text) for label, text in named.items() if text]
 

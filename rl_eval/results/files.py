@@ -204,7 +204,7 @@ def read_summary(path: Path) -> dict[str, Any]:
             fix = "Pass the folder of an evaluation."
             raise UsageError(f"folder {str(folder)!r} does not exist", key=str(folder), fix=fix) from error
         problem = f"{str(folder)!r} is not the folder of an evaluation: it has neither {path.name} nor a log"
-        fix = f"Run rl-eval list {folder} to see the evaluations in its subfolders."
+        fix = f"Run rl-eval show {folder} to see the evaluations in its subfolders."
         raise UsageError(problem, key=str(folder), fix=fix) from error
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} is damaged: {error}", key=str(path)) from error

@@ -287,7 +287,7 @@ class Numbers:
     @property
     def notes(self) -> list[str]:
         """Notes that limit the use of the numbers; empty for an ordinary result."""
-        return [*_scope_notes(self), *value_notes(self)]
+        return [*scope_notes(self), *value_notes(self), *determinism_notes(self)]
 
 
 def success_counts(column: npt.NDArray[np.int8]) -> tuple[int, int]:
@@ -324,7 +324,8 @@ def _mapping(value: Any, *keys: str) -> Mapping[str, Any]:
 # Notes
 
 
-def _scope_notes(numbers: Numbers) -> Iterator[str]:
+def scope_notes(numbers: Numbers) -> Iterator[str]:
+    """Yield the notes on the episodes from which the numbers are computed."""
     scope, counted = int(numbers.scope.sum()), numbers.aggregates.count
     finished = int(numbers.table.filled.sum())
     if numbers.stopped_early:
@@ -339,12 +340,10 @@ def _scope_notes(numbers: Numbers) -> Iterator[str]:
             yield f"finished episodes, not counted because an earlier episode has no record: {finished - scope}"
     if scope and not counted:
         yield "no episode completed: there are no numbers"
-    elif counted < scope:
-        yield f"failed: {scope - counted} of {scope}; the numbers are computed from the {counted} completed episodes"
 
 
 def value_notes(numbers: Numbers) -> Iterator[str]:
-    """Yield all notes on the numbers, except those on their scope."""
+    """Yield all notes on the numbers, except those on their scope and on determinism."""
     if numbers.num_outside_bounds:
         yield f"returns outside return_bounds {numbers.return_bounds}: {numbers.num_outside_bounds}"
     if numbers.is_zero_sum:
@@ -363,14 +362,18 @@ def value_notes(numbers: Numbers) -> Iterator[str]:
             yield f"agent {agent!r} appeared in no completed episode"
         elif key not in agent_columns(agents):
             yield f"no completed episode has a number for {key!r}: evaluation.info_keys may be misspelt"
+    told = numbers.provenance.get("notes")
+    yield from map(str, told if isinstance(told, list) else ())
+
+
+def determinism_notes(numbers: Numbers) -> Iterator[str]:
+    """Yield the notes on episodes that differ when they run again."""
     if mismatches := numbers.audit_mismatches:
         shown = ", ".join(map(str, mismatches[:5])) + (", ..." if len(mismatches) > 5 else "")
         yield f"not deterministic: two runs of the same episode differ, for episodes {shown}"
     if numbers.determinism.passed is False:
         advice = f"; {numbers.determinism.advice}" if numbers.determinism.advice else ""
         yield f"{numbers.determinism}, so another run may have other numbers{advice}"
-    told = numbers.provenance.get("notes")
-    yield from map(str, told if isinstance(told, list) else ())
 
 
 # Metrics by name

@@ -43,7 +43,7 @@ from rl_eval.results.files import (
 from rl_eval.results.metrics import Numbers, Timing
 from rl_eval.results.observations import Groups
 from rl_eval.results.stats.rows import Rows, Target
-from rl_eval.results.text import Printed
+from rl_eval.results.text import Printed, all_numbers
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.weights import HeldWeights, WeightsSnapshot
 
@@ -326,6 +326,11 @@ class EvalResult(Numbers, Printed):
             described["by_condition"] = {column: [asdict(one) for one in found] for column, found in parts}
         faults = [fault_values(fault) for fault in self.faults]
         return {key: plain(value) for key, value in described.items()} | {"faults": faults}
+
+    @property
+    def details(self) -> str:
+        """All numbers as text, as ``rl-eval run -v`` prints them. ``str(result)`` is shorter."""
+        return all_numbers(self)
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return :meth:`to_dict` as JSON text. If ``path`` is passed, also write the text to this file."""

@@ -41,6 +41,11 @@ def _page_of(shown: Printed) -> Any:
     return importlib.import_module(_PAGES).page_of(shown)
 
 
+def all_numbers(result: Printed) -> str:
+    """Return the long page of a result as text."""
+    return str(importlib.import_module(_PAGES).result_page(result))
+
+
 _METHODS: Final = {
     "bca": "BCa bootstrap",
     "percentile": "percentile bootstrap",
@@ -51,6 +56,7 @@ _METHODS: Final = {
 }
 BIASED_BEST: Final = "highest of several means, so biased upward: quote the mean over other episodes instead"
 """Meaning of the mean by which the best of several policies was chosen."""
+_CLAUSE_END: Final = re.compile(r"; |\. |, so ")
 _LOADER: Final = re.compile(r"rl_eval\.integrations\.(\w+):\w+")
 """Factory of a library's models, as ``"module:attr"``."""
 
@@ -96,13 +102,25 @@ def percent(value: float) -> str:
     return "n/a" if math.isnan(value) else f"{100 * value:.1f} %"
 
 
-def interval_text(interval: Interval, write: Callable[[float], str] = percent) -> str:
-    """Return an interval as text, with its method and note. If there is no interval, return the reason."""
+def interval_text(interval: Interval, write: Callable[[float], str] = percent, *, brief: bool = False) -> str:
+    """Return an interval as text, with its method and note. If there is no interval, return the reason.
+
+    Args:
+        interval: Interval, or the reason why there is none.
+        write: Formats the ends.
+        brief: Omit the method, and shorten the note to its first clause.
+    """
+    note = first_clause(interval.note) if brief else interval.note
     if not interval.exists:
-        return f"no interval: {interval.note}"
-    level = f"{100 * interval.confidence:g} % interval"
-    ends = f"{level} {write(interval.low)} to {write(interval.high)}, {_METHODS[interval.method]}"
-    return f"{ends} ({interval.note})" if interval.note else ends
+        return f"no interval: {note}"
+    ends = f"{100 * interval.confidence:g} % interval {write(interval.low)} to {write(interval.high)}"
+    ends += "" if brief else f", {_METHODS[interval.method]}"
+    return f"{ends} ({note})" if note else ends
+
+
+def first_clause(text: str) -> str:
+    """Return the first clause of a note or of the reason of a result."""
+    return _CLAUSE_END.split(text, maxsplit=1)[0]
 
 
 def several(count: int, what: str, confidence: float) -> str:
@@ -173,5 +191,7 @@ def weights_name(provenance: Mapping[str, Any], version: float) -> str:
     files = recorded.get("files") if isinstance(recorded, Mapping) else None
     named = {**files} if isinstance(files, Mapping) else {}
     of_files = [f"{'model file' if name == 'path' else name} {str(found)[:16]}" for name, found in named.items()]
-    parts = (digest[:16], *of_files, "" if math.isnan(version) else f"version {int(version)}")
-    return "   ".join(filter(None, parts))
+    named_by = [*filter(None, (digest[:16], *of_files))]
+    # Version 0 of a policy without weights says nothing.
+    versions = [f"version {int(version)}"] if version > 0 or (named_by and version == 0) else []
+    return "   ".join(named_by + versions)

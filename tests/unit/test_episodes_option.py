@@ -1,4 +1,4 @@
-"""``--episodes 3,7-9``: the same words choose the same episodes in every command that takes them."""
+"""``--episodes 3,7-9``, in ``run`` ``--indices``: the same words choose the same episodes in every command."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,6 @@ from tests.refused import refused, untold
 from tests.unit.cli_world import call, failed, faulty, make_folder, printed
 
 COMMANDS = {
-    "run": ("toy.yaml", "-q"),
     "show": ("runs",),
     "export": ("runs", "-o", "rows.csv"),
     "export --to npz": ("runs", "--to", "npz", "-o", "steps.npz"),
@@ -51,6 +50,19 @@ def test_every_command_that_takes_it_is_tried():
     commands = get_command(app).commands
     takes = {name for name, command in commands.items() if "episodes" in {param.name for param in command.params}}
     assert takes == {name.split()[0] for name in COMMANDS}
+    assert "indices" in {param.name for param in commands["run"].params}
+
+
+def test_one_index_says_that_it_is_no_number_of_episodes(place, tmp_path):
+    """In the only line with ``-q``, and in the last line of the table."""
+    for output, quiet in (("a", ["-q"]), ("b", [])):
+        outcome = call("run", "toy.yaml", "--output", tmp_path / output, "--indices", "10", *quiet)
+        assert outcome.exit_code == 0, outcome.output
+        assert untold(outcome.stdout.splitlines()[-1], "episode 10 only", "-n 10") == []
+    assert "only" not in call("run", "toy.yaml", "-q", "--output", tmp_path / "c", "--indices", "3-4").output
+    refused_option = call("run", "toy.yaml", "--episodes", "10")
+    assert refused_option.exit_code == ExitCode.USAGE
+    assert untold(refused_option.stderr, "--episodes", "-n N", "--indices") == []
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -105,14 +117,18 @@ def test_export_writes_the_rows_of_each(place, tmp_path):
 def test_run_takes_one_range_of_the_plan_from_where_it_begins(place, tmp_path, begin):
     """With the seeds that its episodes have there, and their returns; gaps are refused."""
     whole, first = load("runs"), ("--set", f"evaluation.first_index={begin}")
-    outcome = call("run", "toy.yaml", "-q", "--output", tmp_path / "some", "--episodes", "8,5-7", *first)
+    outcome = call("run", "toy.yaml", "-q", "--output", tmp_path / "some", "--indices", "8,5-7", *first)
     assert outcome.exit_code == 0, outcome.output
     some = load(tmp_path / "some")
     assert some.plan.first_index == begin + 5
     assert [(record.seed, record.episode_return) for record in some.episodes] == [
         (record.seed, record.episode_return) for record in whole.episodes[begin + 5 : begin + 9]
     ]
-    assert chosen_by("run", "3,7-9").exit_code == ExitCode.USAGE
+    for wrong in ("3,7-9", "3-1", "3,30"):
+        outcome = call("run", "toy.yaml", "-q", "--output", tmp_path / "none", "--indices", wrong)
+        assert outcome.exit_code == ExitCode.USAGE
+        assert f"--indices {wrong}: " in outcome.stderr
+    assert not (tmp_path / "none").exists()
 
 
 def test_retry_runs_the_chosen_ones_of_those_that_failed(place, tmp_path):
@@ -122,10 +138,10 @@ def test_retry_runs_the_chosen_ones_of_those_that_failed(place, tmp_path):
     first = load(runs)
     one, *others = failed(first)
     completed = min({*range(30)} - {*failed(first)})
-    outcome = call("run", "--retry", runs, "--episodes", completed)
+    outcome = call("run", "--retry", runs, "--indices", completed)
     assert outcome.exit_code == ExitCode.USAGE
-    assert untold(outcome.stderr, "--episodes", completed, one) == []
-    assert call("run", "--retry", runs, "--episodes", one).exit_code == ExitCode.PARTIAL
+    assert untold(outcome.stderr, "--indices", completed, one) == []
+    assert call("run", "--retry", runs, "--indices", one).exit_code == ExitCode.PARTIAL
     second = load(runs)
     assert failed(second) == others
     assert second.faults == first.faults

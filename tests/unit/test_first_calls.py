@@ -122,7 +122,7 @@ def test_a_tracker_that_fails_leaves_the_result(tmp_path, monkeypatch):
 
 def test_run_limits_the_steps(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    shown = run("--output", "a", "--max-episode-steps", "4", "-q")
+    shown = run("--output", "a", "--set", "evaluation.max_episode_steps=4", "-q")
     assert shown.exit_code == 0
     assert set(rl_eval.load("a").table.rows["length"]) == {4}
 

@@ -1,4 +1,4 @@
-"""``rl-eval init``: what it writes loads to the settings of the same options, and explains every key."""
+"""``rl-eval init``: what it writes loads to the settings of the same options; with ``--all``, it explains every key."""
 
 import re
 from pathlib import Path
@@ -41,7 +41,7 @@ def loaded(path, text):
 
 def test_it_loads_to_the_same_settings_and_explains_every_key(config, tmp_path):
     """By the docstring of its field. All lines that are keys count, without their marks: these are the defaults."""
-    text = commented_yaml(config)
+    text = commented_yaml(config, every=True)
     assert loaded(tmp_path / "c.yaml", text).build() == config.build()
     words = " ".join(text.replace("#", " ").split())
     fields = {name: field for model in SECTIONS.values() for name, field in model.model_fields.items()}
@@ -55,9 +55,19 @@ def test_it_loads_to_the_same_settings_and_explains_every_key(config, tmp_path):
         assert found.build().model_dump() == config.build().model_dump()
 
 
+def test_without_all_it_has_the_settings_that_differ(config, tmp_path):
+    text = commented_yaml(config, every=False)
+    assert "#" not in text.replace("b # c", "")
+    assert loaded(tmp_path / "c.yaml", text).build() == config.build()
+    defaults = {key: field.get_default(call_default_factory=True) for model in SECTIONS.values()
+                for key, field in model.model_fields.items()}  # fmt: skip
+    written = loaded(tmp_path / "c.yaml", text).to_dict()
+    assert not [key for keys in written.values() for key, value in keys.items() if value == defaults[key]]
+
+
 def test_live_objects_are_refused():
     with refused(ConfigError, "environment.env"):
-        commented_yaml(EvalConfig().environment(dict))
+        commented_yaml(EvalConfig().environment(dict), every=True)
 
 
 def test_the_file_does_what_the_options_do(folder):

@@ -1,4 +1,4 @@
-"""``rl-eval list``: a line for each run in a folder, strangers' and broken ones too; nothing of them runs."""
+"""``rl-eval show FOLDER``: a line for each run in a folder, strangers' and broken ones too; nothing of them runs."""
 
 import json
 import math

@@ -161,14 +161,8 @@ def own_options(name: str) -> str:
 
 def exit_codes_page() -> str:
     """Return the table of exit codes."""
-    lines, seen = ["| code | commands | meaning |", "|---|---|---|"], set()
-    for code, commands, meaning in EXIT_CODES:
-        named = ", ".join(f"`{name}`" for name in filter(None, commands.split(", "))) or (
-            "others" if code in seen else "all"
-        )
-        lines.append(f"| {code:d} | {named} | {meaning} |")
-        seen.add(code)
-    return "\n".join([*lines, ""])
+    rows = [f"| {code} | {meaning} |" for code, meaning in EXIT_CODES.items()]
+    return "\n".join(["| code | meaning |", "|---|---|", *rows, ""])
 
 
 PAGES = ("architecture.md", "cli.md", "configuration.md", "results.md")

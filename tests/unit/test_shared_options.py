@@ -85,7 +85,7 @@ def test_json_is_all_that_is_printed(folder):
     outcome = call("run", "toy.yaml", "-o", "out", "--json")
     saved = json.loads(Path("out/result.json").read_text())
     assert json.loads(outcome.stdout)["fingerprint"] == saved["fingerprint"]
-    assert outcome.stderr.strip() == "saved in out: result.json, episodes.parquet"
+    assert outcome.stderr.strip() == "saved in out; next: rl-eval report out"
     again = call("run", "toy.yaml", "-o", "more", "--json", "-q")
     assert json.loads(again.stdout)["fingerprint"] == saved["fingerprint"]
     assert again.stderr == ""
