@@ -10,7 +10,7 @@ import typer
 
 from rl_eval.cli.evaluated import Evaluated, TrustPolicy, with_evaluated
 from rl_eval.cli.exits import ExitCode
-from rl_eval.cli.printing import AsJson, print_either, print_note
+from rl_eval.cli.printing import ADVANCED, AsJson, print_either, print_note
 from rl_eval.cli.settings import Assignments, OptionalConfigPath, Section, find_modules_here, read_settings
 from rl_eval.cli.shared import option
 from rl_eval.errors import EvalError, UsageError
@@ -47,9 +47,18 @@ def plan(
     rates: Annotated[
         tuple[str, str] | None, option("A B", "Compare two success rates, such as 17/20 14/20, and run nothing.")
     ] = None,
-    pilot: Annotated[int, typer.Option(metavar="N", min=_FEWEST, help="Number of pilot episodes.")] = 20,
+    pilot: Annotated[
+        int, typer.Option(metavar="N", min=_FEWEST, help="Number of pilot episodes.", rich_help_panel=ADVANCED)
+    ] = 20,
     correlation: Annotated[
-        float, typer.Option(metavar="R", min=-1.0, max=0.99, help="Assumed correlation of the two policies' returns.")
+        float,
+        typer.Option(
+            metavar="R",
+            min=-1.0,
+            max=0.99,
+            help="Assumed correlation of the two policies' returns.",
+            rich_help_panel=ADVANCED,
+        ),
     ] = 0.0,
     assignments: Assignments = None,
     as_json: AsJson = False,

@@ -416,7 +416,7 @@ def _last_line(result: EvalResult, remark: str) -> str:
     from rl_eval.reports.pages import means
 
     label, strong, rest = means(result)[0]
-    first = f"{label} {strong} ({rest}), " if result.aggregates.count else ""
+    first = f"{label} {strong} ({rest.partition(' (')[0]}), " if result.aggregates.count else ""
     counted = f"{result.aggregates.count:,} of {len(result.plan):,} episodes"
     return "; ".join(filter(None, [f"{result.status}: {first}{counted}", remark]))
 

@@ -101,8 +101,6 @@ def _with_shared(params: list[Any]) -> list[Any]:
 
 _REMOVED: Final = {
     "--episodes": "Pass -n N for the number of episodes, or --indices I,J-K for some episodes of the plan.",
-    "--device": "Use --set policy.device=DEVICE.",
-    "--max-episode-steps": "Use --set evaluation.max_episode_steps=N.",
     "--log-dir": "Use --output (-o): the folder of a run always has a log.",
     "--fresh": "Pass another --output (-o), or omit it for a new folder.",
     "--no-fresh": "Omit it: the same command continues a run.",
@@ -117,23 +115,37 @@ def _is_long(option: str) -> bool:
     return option.startswith("--")
 
 
+def _key(option: str) -> str:
+    """Return an option as a config key would be written, such as ``num_episodes``."""
+    return option.lstrip("-").replace("-", "_")
+
+
 class _Command(TyperCommand):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{**kwargs, "params": _with_shared(kwargs.pop("params"))})
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the options; reject those of earlier versions with advice, and unknown ones with the nearest."""
-        options = {name.lstrip("-").replace("-", "_"): param.opts for param in self.params for name in param.opts}
         try:
             return super().parse_args(ctx, args)
         except _UsageError as error:
-            name = getattr(error, "option_name", "")
             if not hasattr(error, "possibilities"):
                 raise
-            close = nearest_words(name.lstrip("-").replace("-", "_"), sorted(options))
-            known = dict.fromkeys(", ".join(sorted(options[one], key=_is_long)) for one in close)
-            advice = f"Did you mean {' or '.join(known)}?" if known else f"See {ctx.command_path} --help."
-            raise _UsageError(f"No such option: {name}. {_REMOVED.get(name, advice)}", ctx=ctx) from None
+            name = str(vars(error)["option_name"])
+            advice = _REMOVED.get(name) or self._meant(name) or f"See {ctx.command_path} --help."
+            raise _UsageError(f"No such option: {name}. {advice}", ctx=ctx) from None
+
+    def _meant(self, name: str) -> str:
+        """Return advice with the nearest options, and the nearest keys if the command has ``--set``."""
+        from rl_eval.config.settings import SECTIONS
+
+        known = {_key(opt): ", ".join(sorted(param.opts, key=_is_long)) for param in self.params for opt in param.opts}
+        keys = {
+            key: f"--set {section}.{key}=VALUE" for section, model in SECTIONS.items() for key in model.model_fields
+        }
+        known = {**keys, **known} if "set" in known else known
+        close = dict.fromkeys(known[one] for one in nearest_words(_key(name), sorted(known)))
+        return f"Did you mean {' or '.join(close)}?" if close else ""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments, the options that many users need, and all others."""

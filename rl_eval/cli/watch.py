@@ -16,9 +16,9 @@ import typer
 from rl_eval.adapters import loader_of
 from rl_eval.cli.evaluated import Evaluated, TrustPolicy, policy_source, with_evaluated
 from rl_eval.cli.exits import ExitCode
-from rl_eval.cli.printing import AsJson, print_json, print_line, print_note
+from rl_eval.cli.printing import ADVANCED, AsJson, print_json, print_line, print_note
 from rl_eval.cli.settings import Assignments, OptionalConfigPath, Section, find_modules_here, read_config
-from rl_eval.cli.shared import argument, option
+from rl_eval.cli.shared import advanced, argument, option
 from rl_eval.cli.signals import Interruption
 from rl_eval.config.policy_sources import schemes
 from rl_eval.errors import ConfigError
@@ -42,11 +42,13 @@ def watch(
     assignments: Assignments = None,
     key: Annotated[
         str | None,
-        option("KEY", "Config key that receives the checkpoint path. [default: the key that fits the policy]", "--as"),
+        advanced(
+            "KEY", "Config key that receives the checkpoint path. [default: the key that fits the policy]", "--as"
+        ),
     ] = None,
     step_pattern: Annotated[
         str | None,
-        option(
+        advanced(
             "REGEX",
             "Regular expression for file names. Its first group is the training step. [default: the last number in the "
             "name]",
@@ -66,7 +68,8 @@ def watch(
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Evaluate the checkpoints that exist, and exit.")] = False,
     poll_s: Annotated[
-        float, typer.Option(metavar="S", min=0.01, help="Seconds between two scans of the folder.")
+        float,
+        typer.Option(metavar="S", min=0.01, help="Seconds between two scans of the folder.", rich_help_panel=ADVANCED),
     ] = 5.0,
     retry_s: Annotated[
         float,
@@ -74,10 +77,11 @@ def watch(
             metavar="S",
             min=0.0,
             help="If a checkpoint cannot be read, try again for up to S seconds after its last change.",
+            rich_help_panel=ADVANCED,
         ),
     ] = 60.0,
     retry_unreadable: Annotated[
-        bool, typer.Option("--retry-unreadable", help="Retry checkpoints that earlier calls could not load.")
+        bool, advanced(None, "Retry checkpoints that earlier calls could not load.", "--retry-unreadable")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -199,13 +199,17 @@ _SYNONYMS: Final = {
     **dict.fromkeys(("n", "nb", "number"), "num"),
     **dict.fromkeys(("workers", "actors", "processes"), "runners"),
     **dict.fromkeys(("model", "checkpoint", "agent"), "policy"),
-    "out": "output",
+    **dict.fromkeys(("out", "outdir"), "output"),
+    **dict.fromkeys(("gpu", "cuda"), "device"),
+    "environment": "env",
 }
 """Parts of names in other libraries, with the parts of names here."""
 
 
 def nearest_words(word: str, known: Sequence[str]) -> list[str]:
     """Return at most three known words that an unknown word may mean, the nearest first."""
+    if word in known:
+        return [word]
     named = [_SYNONYMS.get(part, part) for part in word.casefold().split("_")]
     parts, near = {*named}, functools.partial(difflib.get_close_matches, "_".join(named), known, n=1)
     containing = [option for option in known if parts <= {*option.split("_")}]

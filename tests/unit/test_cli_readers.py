@@ -37,7 +37,7 @@ def test_show_prints_the_result_and_with_faults_every_traceback(flaky):
     """Beside the sessions of the log and its slowest episodes; ``--json`` has their numbers."""
     outcome = call("show", "runs")
     assert outcome.exit_code == 0, outcome.output
-    assert outcome.stdout.startswith(str(flaky))
+    assert outcome.stdout.startswith(flaky.details)
     assert max(map(len, outcome.stdout.splitlines())) <= 80
     outcome = call("show", "runs", "--faults")
     assert outcome.stdout.count("Traceback (most recent call last)") == len(flaky.faults)

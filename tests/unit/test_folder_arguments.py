@@ -48,7 +48,6 @@ def given(request: pytest.FixtureRequest, made: Path, tmp_path: Path, monkeypatc
     "command",
     [
         ["show", "PATH"],
-        ["list", "PATH"],
         ["compare", "PATH", "PATH"],
         ["replay", "PATH", "--episodes", "1", "--trust"],
         pytest.param(["replay", "PATH", "--video", "--episodes", "1", "--trust"], marks=pytest.mark.process),

@@ -76,23 +76,23 @@ def test_every_run_is_listed_with_the_numbers_of_its_result(runs):
 
 def test_a_run_is_a_line_or_an_object(runs):
     """The latest first, of columns aligned with their headings, the path last; nothing that a run names is imported."""
-    headings, *lines = call("list", runs).stdout.splitlines()
+    headings, *lines = call("show", runs).stdout.splitlines()
     assert [line.split()[-1] for line in lines] == ["some", "deeper/log", "stopped", "result"]
     named = {line.index("cli_toys:count") for line in lines if "cli_toys:count" in line}
     assert named == {headings.index("environment")}
     assert f"complete   {load(runs / 'result').mean_return:.2f} (" in lines[3]
     assert " of 30" in lines[0]
 
-    shown = json.loads(call("list", runs, "--json").stdout)
+    shown = json.loads(call("show", runs, "--json").stdout)
     assert [run["path"] for run in shown] == ["some", "deeper/log", "stopped", "result"]
     assert shown[0]["low"] is None
     assert "cli_toys" not in sys.modules
 
 
 def test_without_a_folder_it_is_the_one_in_which_runs_are(runs):
-    assert call("list").exit_code == ExitCode.USAGE
+    assert call("show").exit_code == ExitCode.USAGE
     runs.rename("runs")
-    assert call("list").stdout == call("list", "runs").stdout != ""
+    assert call("show").stdout == call("show", "runs").stdout != ""
 
 
 def test_a_run_that_is_not_a_function_of_its_seeds_is_marked(runs):
@@ -102,7 +102,7 @@ def test_a_run_that_is_not_a_function_of_its_seeds_is_marked(runs):
     found = listed(runs)
     assert (found["result"].deterministic, found["some"].status) == (False, "partial")
     with RunServer(runs) as server:
-        for page in (call("list", runs).stdout, server.at("/")):
+        for page in (call("show", runs).stdout, server.at("/")):
             assert "complete, not deterministic" in page
 
 
@@ -111,7 +111,7 @@ def test_a_run_at_work_is_running(runs):
     cut_log(runs / "stopped", runs / "live", 12)
     log = EvaluationLog.open(runs / "live")
     try:
-        found, cells = listed(runs)["live"], call("list", runs).stdout
+        found, cells = listed(runs)["live"], call("show", runs).stdout
         shown = call("show", runs / "live")
         described = json.loads(call("show", runs / "live", "--json").stdout)
     finally:
@@ -162,7 +162,7 @@ def cut(path):
 def test_a_broken_run_is_a_line_with_its_reason(runs, name, change, reason):
     """The others are listed as ever; it is the last one, having no time."""
     change(runs / name)
-    outcome = call("list", runs)
+    outcome = call("show", runs)
     assert outcome.exit_code == 0, outcome.output
     _, *lines = outcome.stdout.splitlines()
     assert len(lines) == 4
@@ -175,7 +175,7 @@ def test_foreign_names_do_not_reach_the_terminal_as_commands(runs):
     (runs / "some").rename(runs / "some\n\x1b[31mred")
     identity = {"policy": "\x1b[31mred\n\u202ebroken   /etc\r", "environment": {"env": "e" * 10_000}}
     spoil(runs / "result" / "result.json", provenance={"identity": identity, "finished_at": "\x07now"})
-    _, *lines = call("list", runs).stdout.splitlines()
+    _, *lines = call("show", runs).stdout.splitlines()
     assert len(lines) == 4
     assert all(line.isprintable() for line in lines)
     [line] = [line for line in lines if "  red broken /etc" in line]
@@ -191,10 +191,10 @@ def test_links_are_not_followed(runs):
 
 
 def test_a_folder_without_runs_and_no_folder(tmp_path):
-    outcome = call("list", tmp_path)
+    outcome = call("show", tmp_path)
     assert (outcome.exit_code, outcome.stdout) == (0, "")
-    assert json.loads(call("list", tmp_path, "--json").stdout) == []
-    outcome = call("list", tmp_path / "nowhere")
+    assert json.loads(call("show", tmp_path, "--json").stdout) == []
+    outcome = call("show", tmp_path / "nowhere")
     assert outcome.exit_code == ExitCode.USAGE
     assert "nowhere" in outcome.stderr
 

@@ -20,7 +20,7 @@ def flaky(folder):
     """A run in which some episodes failed twice; nothing fails a third time."""
     outcome = call("run", "toy.yaml", "--output", "runs", *faulty(2, 0.4, 0.6))
     assert outcome.exit_code == ExitCode.PARTIAL
-    assert "rl-eval run --retry runs" in outcome.stderr
+    assert "next: rl-eval run --retry runs\n" in outcome.stdout
     return load("runs")
 
 

@@ -70,7 +70,7 @@ def test_nothing_runs_before_consent(stranger, toys, monkeypatch):
             assert "--trust" in outcome.stderr
         for command in (("show", place), ("export", place, "--to", "json"), ("compare", place, place)):
             assert call(*command).exit_code == 0
-    assert call("list", ".").exit_code == call("report", "runs", "-o", "page.html").exit_code == 0
+    assert call("show", ".").exit_code == call("report", "runs", "-o", "page.html").exit_code == 0
     monkeypatch.syspath_prepend(str(stranger))
     with refused(UntrustedError, "trust"):
         replay("runs", 3)
