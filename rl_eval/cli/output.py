@@ -128,9 +128,10 @@ def _link_latest(folder: Path) -> Callable[[], None]:
 
 
 def short_name(folder: Path) -> str:
-    """Return ``runs/latest`` if it is the name of a new run in ``runs``, otherwise the path of the folder."""
+    """Return the path of the folder of a run, or ``runs/latest`` if it is a shorter name of this folder."""
     link = RUNS / LATEST
-    return str(link) if folder.parent == RUNS.absolute() and link.resolve() == folder.resolve() else shown(folder)
+    names = [shown(folder), *([str(link)] if link.resolve() == folder.resolve() else [])]
+    return min(names, key=len)
 
 
 def _may_move(former: Path) -> bool:

@@ -1002,7 +1002,7 @@ def test_the_examples_of_the_page_run(reader: Reader, capsys: pytest.CaptureFixt
     assert names["before"].fingerprint != names["after"].fingerprint
     printed = capsys.readouterr().out
     assert "('index', 'seat', 'agent', 'policy', 'weights_version', 'return', 'length'," in printed
-    assert "by policy" in str(names["swapped"])
+    assert "by policy" in names["swapped"].details
 
 
 # ------------------------------------------------------------------------------ observers
