@@ -340,7 +340,7 @@ def test_numbers_by_condition_are_those_of_its_episodes(whole: EvalResult) -> No
     described = printed("run", whole.to_json())
     assert described["by_condition"]["light"][0]["mean_return"] == whole.by_condition["light"][0].mean_return
     for words in ("by friction", "by light", "by condition"):
-        assert words in str(whole)
+        assert words in whole.details
 
 
 def test_the_interval_of_the_whole_has_the_target_that_the_config_names(tmp_path: Path) -> None:
@@ -410,7 +410,7 @@ def parts_of(name: str) -> dict[str, float]:
 
 
 def test_a_table_of_many_conditions_has_the_lowest() -> None:
-    shown = str(evaluate(sleds(num_episodes=60, conditions={"axes": {"friction": [*range(60)], "light": [0]}})))
+    shown = evaluate(sleds(num_episodes=60, conditions={"axes": {"friction": [*range(60)], "light": [0]}})).details
     shown = shown[shown.index("by condition") :]
     assert "friction=59,light=0" in shown
     assert "friction=0,light=0" not in shown
