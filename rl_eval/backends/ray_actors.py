@@ -159,6 +159,8 @@ class RayBackend(Backend):
 
     @override
     def shortage(self) -> str:
+        if self._actors and all(map(self._agents.knows, self._actors)):
+            return "all runners have their resources, and some still import or build environment and policy"
         selector = self._section.label_selector
         labels = f" on a node labelled {selector}" if selector else ""
         group = " in a bundle of the placement group" if self._section.in_placement_group else ""

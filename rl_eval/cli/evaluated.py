@@ -173,7 +173,7 @@ def policy_source(text: str, given: Collection[str] = ()) -> PolicySource:
         fix = "Pass one of the files in the folder." if files else f"Add a prefix, such as {possible}."
         problem = f"--policy {str(path)!r}: unknown policy type{files and f'; the folder contains {files}'}"
         raise ConfigError(problem, key="--policy", value=text, fix=fix)
-    if name and attribute and "/" not in name:
+    if name and attribute and not {*"/\\"} & {*text}:
         return PolicySource(text, text)
     known = {"random": "random"}
     for one in filter(is_there, path.parent.glob("*") if is_there(path.parent) else ()):

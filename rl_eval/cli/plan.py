@@ -10,9 +10,9 @@ import typer
 
 from rl_eval.cli.evaluated import Evaluated, TrustPolicy, with_evaluated
 from rl_eval.cli.exits import ExitCode
-from rl_eval.cli.printing import ADVANCED, AsJson, print_either, print_note
+from rl_eval.cli.printing import AsJson, print_either, print_note
 from rl_eval.cli.settings import Assignments, OptionalConfigPath, Section, find_modules_here, read_settings
-from rl_eval.cli.shared import option
+from rl_eval.cli.shared import advanced, option
 from rl_eval.errors import EvalError, UsageError
 from rl_eval.reports.page import Line, Page
 from rl_eval.results.text import decimals, environment_name, interval_text, number, percent, policy_name
@@ -47,18 +47,10 @@ def plan(
     rates: Annotated[
         tuple[str, str] | None, option("A B", "Compare two success rates, such as 17/20 14/20, and run nothing.")
     ] = None,
-    pilot: Annotated[
-        int, typer.Option(metavar="N", min=_FEWEST, help="Number of pilot episodes.", rich_help_panel=ADVANCED)
-    ] = 20,
+    pilot: Annotated[int, advanced("N", "Number of pilot episodes. [default: 20]", min=_FEWEST)] = 20,
     correlation: Annotated[
         float,
-        typer.Option(
-            metavar="R",
-            min=-1.0,
-            max=0.99,
-            help="Assumed correlation of the two policies' returns.",
-            rich_help_panel=ADVANCED,
-        ),
+        advanced("R", "Assumed correlation of the two policies' returns. [default: 0]", min=-1.0, max=0.99),
     ] = 0.0,
     assignments: Assignments = None,
     as_json: AsJson = False,

@@ -16,7 +16,7 @@ import typer
 from rl_eval.adapters import loader_of
 from rl_eval.cli.evaluated import Evaluated, TrustPolicy, policy_source, with_evaluated
 from rl_eval.cli.exits import ExitCode
-from rl_eval.cli.printing import ADVANCED, AsJson, print_json, print_line, print_note
+from rl_eval.cli.printing import AsJson, print_json, print_line, print_note
 from rl_eval.cli.settings import Assignments, OptionalConfigPath, Section, find_modules_here, read_config
 from rl_eval.cli.shared import advanced, argument, option
 from rl_eval.cli.signals import Interruption
@@ -67,18 +67,10 @@ def watch(
         ),
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Evaluate the checkpoints that exist, and exit.")] = False,
-    poll_s: Annotated[
-        float,
-        typer.Option(metavar="S", min=0.01, help="Seconds between two scans of the folder.", rich_help_panel=ADVANCED),
-    ] = 5.0,
+    poll_s: Annotated[float, advanced("S", "Seconds between two scans of the folder. [default: 5]", min=0.01)] = 5.0,
     retry_s: Annotated[
         float,
-        typer.Option(
-            metavar="S",
-            min=0.0,
-            help="If a checkpoint cannot be read, try again for up to S seconds after its last change.",
-            rich_help_panel=ADVANCED,
-        ),
+        advanced("S", "Time to retry a checkpoint that cannot be read, since its last change. [default: 60]", min=0.0),
     ] = 60.0,
     retry_unreadable: Annotated[
         bool, advanced(None, "Retry checkpoints that earlier calls could not load.", "--retry-unreadable")

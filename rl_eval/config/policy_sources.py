@@ -194,8 +194,8 @@ def _expanded(section: Any, others: dict[str, Any]) -> Any:
         if ":" not in text and is_there(path := user_path(text)):
             kinds = [scheme.named(text) for scheme in schemes().values() if scheme.recognises(path)]
             as_in = " or ".join(kinds) or forms()
-            problem = f"policy.policy is {text!r}, a file or folder of unknown type"
-            raise ConfigError(problem, key="policy.policy", value=text, fix=f"Add a prefix, as in {as_in}.")
+            problem = f"policy.policy is {text!r}, a path {'without a prefix' if kinds else 'of unknown type'}"
+            raise ConfigError(problem, key="policy.policy", value=text, fix=f"Write {as_in}.")
         return section
     own = {key.removeprefix("policy."): value for key, value in source.settings.items() if key.startswith("policy.")}
     others |= {key: value for key, value in source.settings.items() if not key.startswith("policy.")}

@@ -450,7 +450,7 @@ class Reruns:
             return f"{done}a second environment cannot be built: {self._unbuilt}"
         if self._cut and len(self._again) + len(self._failed) < len(self.origins):
             return f"{len(self._again)} of {len(self.origins)} had run again when the check ended early: {self._cut}"
-        alone = "no second runner was ready for the check" if self._num_runners > 1 else "only one process took part"
+        alone = "no second runner was ready for the check" if self._num_runners > 1 else "in the same process"
         return "; ".join(filter(None, ("" if elsewhere else alone, self._why)))
 
     def _difference(self, index: int) -> FirstDifference:

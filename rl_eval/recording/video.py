@@ -222,8 +222,14 @@ def rendering_sibling(runner: Runner, mode: str, timeout_s: float | None, specta
         finally:
             sibling.stop()
         problems.append(f"{way}, its render_mode is {found!r}")
-    problem = f"the environment {settings.environment.env!r} does not render {mode}: {'; '.join(problems)}"
-    fix = "A factory with an EnvContext must pass render_mode to the environment."
+    built = spectator.env
+    name = type(getattr(built, "unwrapped", built)).__name__
+    why = f": {'; '.join(problems)}" if built is None else ""
+    problem = f"the environment {settings.environment.env!r} does not render {mode}{why}"
+    fix = (
+        f"Add the parameter render_mode=None to {name}.__init__, set self.render_mode, and add {mode!r} to "
+        "metadata['render_modes']. A function that builds the environment must pass render_mode on."
+    )
     raise ConfigError(problem, key="environment.env", value=mode, fix=fix)
 
 

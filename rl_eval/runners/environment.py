@@ -161,6 +161,8 @@ def build_env(
             )
         except (gym.error.UnregisteredEnv, gym.error.DependencyNotInstalled, ModuleNotFoundError) as error:
             hint = _NAMESPACE if isinstance(error, gym.error.NamespaceNotFound) else ""
+            if isinstance(error, ModuleNotFoundError) and str(env).startswith("ale_py:"):
+                hint = "Run pip install 'rl-eval[atari]'."
             if isinstance(error, gym.error.UnregisteredEnv) and not hint and "Did you mean" not in str(error):
                 here = _BY_MODULE if isinstance(error, gym.error.NameNotFound) else ""
                 hint = _NOT_HERE if num_runners or remote else here

@@ -87,6 +87,13 @@ def test_a_label_that_no_node_has() -> None:
     assert "moon" in str(caught.value)
 
 
+def test_runners_that_run_do_not_lack_resources() -> None:
+    """Where every process runs, a long start has other reasons than the free resources, which are then their own."""
+    with EvalRunnerGroup(config()) as group:
+        group.evaluate()
+        assert eventually(lambda: "have their resources" in group._backend.shortage())
+
+
 def test_runners_for_which_there_is_no_room_are_missing_in_the_result_with_the_reason() -> None:
     """Where only some runners fit, those do the work, and the result says why."""
     result = evaluate(config(num_cpus_per_runner=9, custom_resources_per_runner={"simulator": 1}))

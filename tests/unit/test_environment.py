@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -353,3 +354,11 @@ class _Several(_AnswersAll):
 def test_an_environment_that_declares_agents_has_several() -> None:
     with refused(ConfigError, "environment.env"):
         evaluate(EvalConfig().environment(_Several), lambda obs: np.zeros(len(obs), int))
+
+
+def test_a_game_of_atari_without_its_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its module before the id is asked for by the advice itself."""
+    monkeypatch.setitem(sys.modules, "ale_py", None)
+    with refused(ConfigError, "environment.env", value="ale_py:ALE/Pong-v5") as caught:
+        evaluate("ale_py:ALE/Pong-v5", "random", num_episodes=1)
+    assert "rl-eval[atari]" in str(caught.value)

@@ -45,7 +45,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_result_says_which_file_it_was(folder: Path) -> None:
-    outcome = call(*RUN[:-1])
+    outcome = call(*RUN[:-1], "-v")
     assert outcome.exit_code == 0, outcome.output
     digest = digest_of(Path("gain.json"))
     assert load("runs/gain").provenance["weights"]["files"] == {"path": digest}

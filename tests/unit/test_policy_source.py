@@ -455,10 +455,28 @@ def test_a_policy_that_is_not_a_path_is_a_usage_error(folder, policy):
 
 
 @pytest.mark.parametrize(
-    "command", ["show", "list", "report", "compare", "export", "view", "run", "suite run", "replay"]
+    "command", ["show", "report", "compare", "export", "view", "run", "suite run", "replay"]
 )
 def test_an_argument_that_is_too_long_for_a_path_is_a_usage_error(folder, command):
     several = [LONG, LONG] if command == "compare" else [LONG]
     outcome = call(*command.split(), *several)
     assert outcome.exit_code == 2, outcome.output
     assert "Traceback" not in outcome.output
+
+
+def test_a_path_of_windows_is_no_module(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = r"C:\models\ppo.zip"
+    outcome = call("run", "--env", "CartPole-v1", "--policy", path)
+    assert outcome.exit_code == 2
+    assert untold(outcome.stderr, path, "no such file") == []
+    assert "weights" not in outcome.stderr
+
+
+def test_a_file_without_its_prefix_is_known_all_the_same(tmp_path):
+    """Outside of the command line, the prefix is not guessed, and the error names it."""
+    path = model(tmp_path / "ppo.zip")
+    with refused(ConfigError, "policy.policy", value=str(path)) as caught:
+        evaluate("CartPole-v1", str(path))
+    assert f"sb3:{path}" in str(caught.value)
+    assert "unknown" not in str(caught.value)

@@ -31,7 +31,7 @@ from rl_eval.recording.video import (
 )
 from rl_eval.recording.video_selection import videos_of
 from rl_eval.records.episode import Fault
-from tests.refused import refused
+from tests.refused import refused, untold
 from tests.unit.cli_world import call, printed
 from tests.unit.render_world import world
 
@@ -248,8 +248,9 @@ def test_an_environment_that_does_not_render_is_a_clear_error(toys, env):
     """Of the video; the evaluation is as it was, and so is the next."""
     with EvalRunnerGroup(config(env)) as group:
         result = group.evaluate()
-        with refused(ConfigError, "environment.env", value="rgb_array"):
+        with refused(ConfigError, "environment.env", value="rgb_array") as caught:
             record_with_group(group, result, VideoSettings("first:3", "videos"), 1)
+        assert untold(str(caught.value), "render_mode=None", "render_modes") == []
         errors: list[Exception] = []
         assert record_with_group(group, result, VideoSettings("first:3", "videos"), 1, errors.append) == []
         assert [type(error) for error in errors] == [ConfigError]
