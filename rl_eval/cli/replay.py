@@ -29,7 +29,7 @@ def replay(
         str | None,
         option(
             "SELECTORS",
-            "Select episodes by rule, not by index: first:K, every:N, best:K, worst:K, failed:K. [default: worst,best]",
+            "Select episodes by rule: first:K, every:N, best:K, median:K, worst:K, failed:K. [default: worst,best]",
         ),
     ] = None,
     max_episodes: Annotated[int, typer.Option(metavar="N", min=1, help="Maximum number of episodes for --select.")] = 8,

@@ -12,6 +12,7 @@ import typer
 
 from rl_eval.atomic_write import write_text
 from rl_eval.cli.printing import AsJson, counted, print_either, written
+from rl_eval.cli.settings import Trust, load_to_run
 from rl_eval.cli.shared import FolderOfRuns, argument
 from rl_eval.cli.signals import Interrupted
 from rl_eval.errors import ConfigError
@@ -25,6 +26,10 @@ def report(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="HTML file to write; replaces an older report.")
     ] = Path("report.html"),
+    videos: Annotated[
+        bool, typer.Option("--videos", help="Record the worst, the median and the best episode of each result first.")
+    ] = False,
+    trust: Trust = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the file even if it is not a report.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -39,12 +44,28 @@ def report(
     if stranger:
         fix = "Pass another --output, or --force to replace the file."
         raise ConfigError(f"{output} exists and is not a report", key="--output", value=str(output), fix=fix)
+    for path in paths if videos else ():
+        _record(path, trust=trust)
     text = render([_source(path, output) for path in paths])
     with written(output):
         write_text(output, text)
     size = len(text.encode())
     described = {"path": str(output), "results": len(paths), "bytes": size}
     print_either(as_json, described, f"{output}: {counted(len(paths), 'result')}, {size / 1000:,.0f} kB")
+
+
+def _record(path: str, *, trust: bool) -> None:
+    """Record the videos of the worst, the median and the best episode, unless they exist."""
+    from rl_eval.log.storage import is_uri
+    from rl_eval.recording.video import record_videos
+    from rl_eval.recording.video_selection import captions, video_folder, videos_of
+    from rl_eval.results.loading import load
+
+    if is_uri(path):
+        raise ConfigError(f"{path} is not a local folder", key="--videos", value=path, fix="Copy the run first.")
+    result = load(path)
+    if missing := [f"episode:{index}" for index in captions(result) if index not in videos_of(result, path)]:
+        record_videos(load_to_run(path, trust), missing, video_folder(path), trust=True)
 
 
 def _source(path: str, output: Path) -> Source:

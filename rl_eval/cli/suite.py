@@ -160,11 +160,11 @@ def report(
     ] = None,
     videos: Annotated[
         str | None,
-        option("SELECTORS", "Record videos of each cell first; rules as for replay --select, such as failed,worst:1."),
+        option("SELECTORS", "Record videos of each cell first; rules as for replay --select, such as median,failed."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a page, figures (SVG, PNG), tables (CSV, Markdown, LaTeX) and scores for rliable and marl-eval."""
+    """Write a page, figures (PDF), tables (CSV, Markdown, LaTeX) and scores for rliable and marl-eval."""
     opened = _opened(suite)
     folder = opened.folder(out)
     from rl_eval.suites.ledger import SUITE_FILE

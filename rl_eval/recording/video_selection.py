@@ -7,13 +7,14 @@ A selection is a list of selectors, read from left to right until ``max_videos``
 ``every:N``   every N-th episode of the plan, from episode 0
 ``best:K``    the K completed episodes with the highest return; if returns are equal, the lowest index
 ``worst:K``   the K completed episodes with the lowest return; if returns are equal, the lowest index
+``median:K``  the K completed episodes in the middle of those sorted by return
 ``failed:K``  the first K episodes that failed on all attempts; without ``:K``, all such episodes
 ``episode:I`` the episode with index I
 ============  ==================================================================================
 
-For ``first``, ``best`` and ``worst``, K is 1 by default. An episode is chosen only once, even if several selectors
-choose it. An episode without a record is never chosen. If the run was stopped early, ``best`` and ``worst`` choose only
-from the episodes before the first one without a record.
+For ``first``, ``best``, ``worst`` and ``median``, K is 1 by default. An episode is chosen only once, even if several
+selectors choose it. An episode without a record is never chosen. If the run was stopped early, ``best``, ``worst`` and
+``median`` choose only from the episodes before the first one without a record.
 
 A file name contains the index, seed and return of the episode. A video belongs to the record that has the same index,
 seed and return.
@@ -94,6 +95,15 @@ def select_episodes(result: EvalResult, select: str | Sequence[str], max_videos:
     return list(islice(dict.fromkeys(chosen), max_videos))
 
 
+def captions(result: EvalResult) -> dict[int, str]:
+    """Return captions of the worst, the median and the best episode, in this order, by index."""
+    found: dict[int, str] = {}
+    for name in ("worst", "median", "best"):
+        for index in select_episodes(result, name, 1):
+            found.setdefault(index, f"{name}: episode {index}, return {result.table.record(index).episode_return:.6g}")
+    return found
+
+
 def _parse(select: str | Sequence[str]) -> list[tuple[str, int | None]]:
     """Return (name, number) of every selector; the number is None for a selector without a number."""
     texts = select.split(",") if isinstance(select, str) else list(select)
@@ -129,11 +139,17 @@ def _ranked(result: EvalResult, sign: int) -> list[int]:
     return [int(index) for index in rows["index"][np.argsort(sign * rows["episode_return"], kind="stable")]]
 
 
+def _middle(indices: list[int], count: int) -> list[int]:
+    first = max(0, (len(indices) - count) // 2)
+    return indices[first : first + count]
+
+
 _KINDS: Final[dict[str, Callable[[EvalResult, int | None], Iterable[int]]]] = {
     "first": lambda result, number: _recorded(result, range(min(number or 1, len(result.table)))),
     "every": lambda result, number: _recorded(result, range(0, len(result.table), number or 1)),
     "best": lambda result, number: _ranked(result, -1)[: number or 1],
     "worst": lambda result, number: _ranked(result, 1)[: number or 1],
+    "median": lambda result, number: _middle(_ranked(result, 1), number or 1),
     "failed": lambda result, number: map(int, np.flatnonzero(result.table.rows["outcome"] == Outcome.FAILED)[:number]),
     "episode": lambda result, number: _recorded(result, [] if number is None else [number]),
 }

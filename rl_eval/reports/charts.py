@@ -115,7 +115,7 @@ class Plot:
     """Rows instead of a vertical axis: the position of each, its name at the left, and its numbers at the right."""
 
 
-class Estimate(NamedTuple):
+class Row(NamedTuple):
     """Row of a chart: a number with its interval."""
 
     name: str
@@ -130,7 +130,7 @@ class Estimate(NamedTuple):
 
 
 def estimates(
-    title: str, label: str, rows: Sequence[Estimate], *, within: Sequence[float] = (), reference: float | None = None
+    title: str, label: str, rows: Sequence[Row], *, within: Sequence[float] = (), reference: float | None = None
 ) -> Plot | None:
     """Return a chart with a dot and an interval in each row, or None if no value can be drawn.
 
@@ -153,7 +153,7 @@ def estimates(
     return Plot(title, x, y, shapes, height=height, rows=_names(rows, _ROW))
 
 
-def ridges(title: str, label: str, rows: Sequence[tuple[Estimate, npt.NDArray[np.float64]]]) -> Plot | None:
+def ridges(title: str, label: str, rows: Sequence[tuple[Row, npt.NDArray[np.float64]]]) -> Plot | None:
     """Return the histograms of several samples over one axis, or None if no value can be drawn.
 
     Args:
@@ -184,14 +184,12 @@ def _row_axis(count: int, step: float) -> tuple[Axis, float]:
     return Axis("", 0.0, 1.0, height - _BOTTOM, _TOP), height
 
 
-def _names(rows: Sequence[Estimate], step: float) -> list[tuple[float, str, str]]:
+def _names(rows: Sequence[Row], step: float) -> list[tuple[float, str, str]]:
     names = [row.name if len(row.name) <= _MOST_NAME else f"…{row.name[1 - _MOST_NAME :]}" for row in rows]
-    return [
-        (_TOP + step * place + 14, name, row.text) for place, (name, row) in enumerate(zip(names, rows, strict=True))
-    ]
+    return [(_TOP + step * place + 14, names[place], row.text) for place, row in enumerate(rows)]
 
 
-def _estimate(x: Axis, row: Estimate, height: float) -> Iterator[Shape]:
+def _estimate(x: Axis, row: Row, height: float) -> Iterator[Shape]:
     if math.isfinite(row.low + row.high):
         low, high = x.place([row.low, row.high])
         ends, up = [low, low, low, high, high, high], np.array([-5, 5, 0, 0, -5, 5]) + height
@@ -236,12 +234,9 @@ def histogram(
         key.append(("end", meaning))
     for css, meaning, value in known:
         shapes.append(_path(css, x.place([value] * 2), [y.start, y.end], f"{meaning} {value:,.6g}"))
-    left_out = (
-        f"{len(values) - len(drawn):,} values are not drawn, because they are too large or not finite."
-        if len(drawn) < len(values)
-        else ""
-    )
-    return Plot(title, x, y, shapes, key=list(dict.fromkeys(key)), caption=left_out)
+    lost = len(values) - len(drawn)
+    caption = f"{lost:,} values are not drawn, because they are too large or not finite." if lost else ""
+    return Plot(title, x, y, shapes, key=key, caption=caption)
 
 
 def _most(values: npt.NDArray[np.float64], edges: npt.NDArray[np.float64]) -> float:

@@ -29,6 +29,7 @@ import numpy.typing as npt
 from rl_eval.errors.printable import printable
 from rl_eval.errors.redaction import redact_text
 from rl_eval.log.storage import absolute_place
+from rl_eval.recording.video_selection import captions
 from rl_eval.records.episode import Outcome
 from rl_eval.reports.page import Table
 from rl_eval.reports.pages import headlines
@@ -57,6 +58,8 @@ _MANY: Final = 3
 _MOST_VIDEOS: Final = 1_000
 _ESCAPES: Final = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
+_OWN: Final = "'self' file:"
+"""Origin of videos, as in a content security policy: that of the page, also if it is opened from a disk."""
 _MOST_ROWS: Final = 200_000
 """Maximum number of episodes of one result in the table. The numbers are computed from all episodes."""
 
@@ -96,6 +99,7 @@ def render(sources: Sequence[Source]) -> str:
         sources: At least one result. The other results are compared with the first.
     """
     results, names = [source.result for source in sources], _names(sources)
+    named = dict(zip(names, results, strict=True)) if len(sources) > 1 else {}
     runs = [
         {
             "number": position,
@@ -106,6 +110,7 @@ def render(sources: Sequence[Source]) -> str:
             "episodes": _static_rows(source.result),
             "num_finished": len(source.result.episodes),
             "videos": dict(islice(source.videos.items(), _MOST_VIDEOS)),
+            "films": [(source.videos[i], text) for i, text in captions(source.result).items() if i in source.videos],
         }
         for position, (name, source) in enumerate(zip(names, sources, strict=True), 1)
     ]
@@ -116,18 +121,10 @@ def render(sources: Sequence[Source]) -> str:
     titles = list(dict.fromkeys(environment_name(result.provenance) or "evaluation" for result in results))
     heading = " and ".join(titles) if len(titles) < _MANY else f"{len(titles)} environments"
     head = headlines(results[0])[0]
-    several = len(runs) > 1
-    title = f"{heading}: {f'{len(runs)} evaluations' if several else f'{head.label} {head.strong}'}"
-    return render_template(
-        "report.html.j2",
-        asset("table.js") + asset("report.js"),
-        data,
-        runs=runs,
-        overview=overview(names, results) if several else None,
-        against=comparisons(names, results) if several else [],
-        heading=heading,
-        title=title,
-    )
+    title = f"{heading}: {f'{len(named)} evaluations' if named else f'{head.label} {head.strong}'}"
+    script = asset("table.js") + asset("report.js")
+    several = (overview(named), comparisons(named)) if named else None
+    return render_template("report.html.j2", script, data, runs=runs, heading=heading, title=title, several=several)
 
 
 def _static_rows(result: EvalResult) -> Table:
@@ -178,13 +175,13 @@ def render_template(
 
 
 def _content_policy(style: str, script: str, form: str, images: str) -> str:
-    """Return a content security policy that allows only one style and one script."""
+    """Return a content security policy that allows only one style, one script, and videos of the page's origin."""
 
     def digest(text: str) -> str:
         return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
     allowed = f"style-src '{digest(style)}'" + (f"; script-src '{digest(script)}'" if script else "")
-    return f"default-src 'none'; {allowed}; img-src {images}; base-uri 'none'; form-action {form}"
+    return f"default-src 'none'; {allowed}; img-src {images}; media-src {_OWN}; base-uri 'none'; form-action {form}"
 
 
 @functools.cache

@@ -64,9 +64,6 @@ class ListedRun:
     low: float = math.nan
     """Lower end of the interval of the mean; NaN if there is no interval."""
     high: float = math.nan
-    success_rate: float = math.nan
-    success_low: float = math.nan
-    success_high: float = math.nan
     policy: str = ""
     weights: str = ""
     """Path of the weights or of the model file; if there is none, digest and version of the weights."""
@@ -80,6 +77,7 @@ class ListedRun:
     state: RunState = "finished"
     """``running``, ``stopped`` (nobody writes the log, and the same command continues it) or ``finished``."""
     metrics: Mapping[str, float] = field(default_factory=dict)
+    """All metrics of the result, with the success rate and its interval."""
 
     @property
     def name(self) -> str:
@@ -94,11 +92,11 @@ class ListedRun:
         state = self.status if self.state == "finished" else self.state
         count = f"{self.episodes:,}" if self.episodes == self.planned else f"{self.episodes:,} of {self.planned:,}"
         places = decimals((self.high - self.low) / 4, self.mean_return)
-        success = with_ends(self.success_rate, self.success_low, self.success_high, percent)
+        rate, low, high = (self.metrics[f"success_{name}"] for name in ("rate", "ci_low", "ci_high"))
         return {name: number(value, 4) for name, value in self.metrics.items()} | {
             "when": self.when[:16].replace("T", " "),
             "status": f"{state}, not deterministic" if self.deterministic is False else state,
-            "success": "" if math.isnan(self.success_rate) else success,
+            "success": "" if math.isnan(rate) else with_ends(rate, low, high, percent),
             "mean return": with_ends(self.mean_return, self.low, self.high, writer(places)),
             "episodes": count,
             "environment": self.environment,
@@ -173,10 +171,9 @@ def _summary(path: Path) -> dict[str, Any]:
 
 def _run(name: str, data: Mapping[str, Any]) -> ListedRun:
     """Return the listed run for a summary, which may be malformed."""
-    interval, success, provenance = data["interval"], data["success_interval"] or {}, data["provenance"]
+    interval, provenance = data["interval"], data["provenance"]
     metrics = {_line(name): math.nan if value is None else float(value) for name, value in data["metrics"].items()}
-    ends = (interval["low"], interval["high"], success.get("low"), success.get("high"))
-    low, high, success_low, success_high = (math.nan if value is None else float(value) for value in ends)
+    low, high = (math.nan if interval[end] is None else float(interval[end]) for end in ("low", "high"))
     passed = data["determinism"]["passed"]
     when = provenance.get("finished_at") or provenance.get("started_at") or ""
     return ListedRun(
@@ -187,9 +184,6 @@ def _run(name: str, data: Mapping[str, Any]) -> ListedRun:
         mean_return=metrics["episode_return_mean"],
         low=low,
         high=high,
-        success_rate=metrics["success_rate"],
-        success_low=success_low,
-        success_high=success_high,
         policy=_line(policy_name(provenance)),
         weights=_line(weights_file(provenance) or weights_name(provenance, metrics["weights_version"])),
         environment=_line(environment_name(provenance)),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Any, Final, NamedTuple
@@ -16,9 +17,9 @@ from rl_eval.errors.redaction import redact, redact_text
 from rl_eval.records.agents import agent_columns, agents_in
 from rl_eval.records.episode import Fault
 from rl_eval.records.plain import leaves
-from rl_eval.reports.charts import Estimate, Plot, estimates, histogram, means, ridges, running_mean
+from rl_eval.reports.charts import Plot, Row, estimates, histogram, means, ridges, running_mean
 from rl_eval.reports.page import Line, Page, Table
-from rl_eval.reports.pages import Write, interval_ends, page_of, result_page, with_ends, writer
+from rl_eval.reports.pages import Write, page_of, result_page, with_ends, writer
 from rl_eval.results.comparison import compare
 from rl_eval.results.metrics import success_counts
 from rl_eval.results.result import EvalResult
@@ -220,65 +221,53 @@ def _provenance(provenance: Mapping[str, Any]) -> Table:
 # Several results
 
 
-def overview(names: Sequence[str], results: Sequence[EvalResult]) -> Page:
-    """Return the page of all results: charts, their learning curve if they are checkpoints of one run, and a table."""
-    notes: dict[str, list[str]] = {}
-    for name, result in zip(names, results, strict=True):
-        for interval in filter(None, (result.interval, result.success_interval)):
-            if interval.note:
-                notes.setdefault(interval.note, []).append(name)
-    told = [f"{', '.join(of)}: {note}" for note, of in notes.items()]
-    figures = [*_estimates(names, results), _curve(results)]
-    return Page("All results", "", "", [*filter(None, figures), _table(names, results)], notes=told)
-
-
-def _estimates(names: Sequence[str], results: Sequence[EvalResult]) -> Iterator[Plot | None]:
-    """Yield charts of success rates and mean returns, and the histograms of the returns."""
-    level = _level(results[0])
-    rates = [
-        _estimate(name, result.success_rate, result.success_interval, percent, 100)
-        for name, result in zip(names, results, strict=True)
-        if result.success_rate is not None and result.success_interval is not None
+def overview(results: Mapping[str, EvalResult]) -> Page:
+    """Return the page of all results, by name: charts, and a table with all metrics as columns to choose."""
+    level = _level(next(iter(results.values())))
+    rates = {name: row for name, result in results.items() if (row := _success(name, result))}
+    returns = {name: _mean_return(name, result) for name, result in results.items()}
+    samples = [(row, results[name].counted_rows["episode_return"]) for name, row in returns.items()]
+    figures = [
+        estimates(f"Success rates with {level}s", "success rate in %", list(rates.values()), within=(0, 100)),
+        estimates(f"Mean returns with {level}s", "mean return", list(returns.values())),
+        ridges("Returns of the episodes, with mean and interval", "return", samples),
+        _curve(list(results.values())),
     ]
-    if rates:
-        yield estimates(f"Success rates with {level}s", "success rate in %", rates, within=(0, 100))
-    returns = [
-        _estimate(name, result.aggregates.mean, result.interval, _writer(result))
-        for name, result in zip(names, results, strict=True)
-    ]
-    yield estimates(f"Mean returns with {level}s", "mean return", returns)
-    rows = [(row, result.counted_rows["episode_return"]) for row, result in zip(returns, results, strict=True)]
-    yield ridges("Returns of the episodes, with mean and interval", "return", rows)
-
-
-def _writer(result: EvalResult) -> Write:
-    return writer(decimals(result.aggregates.sem, result.aggregates.mean))
-
-
-def _estimate(name: str, value: float, interval: Interval, write: Write, scale: float = 1.0) -> Estimate:
-    low, high = interval.low, interval.high
-    return Estimate(name, scale * value, scale * low, scale * high, with_ends(value, low, high, write))
-
-
-def _table(names: Sequence[str], results: Sequence[EvalResult]) -> Table:
-    """Return a table of the results, with all metrics as columns to choose."""
-    reported, metrics = any(result.success_rate is not None for result in results), [*_metrics(results)]
+    metrics = list(dict.fromkeys(key for result in results.values() for key in result.metrics))
     rows = []
-    for name, result in zip(names, results, strict=True):
-        write, rate, success = _writer(result), result.success_rate, result.success_interval
-        ends = interval_ends(success, percent) if success and rate is not None else ""
-        successes = ["" if rate is None else percent(rate), ends] if reported else []
-        shown = (write(result.aggregates.mean), interval_ends(result.interval, write), f"{result.aggregates.count:,}")
+    for name, result in results.items():
+        success = [rates[name].text if name in rates else ""] if rates else []
+        shown = (returns[name].text, f"{result.aggregates.count:,}", result.status, policy_name(result.provenance))
         weights = weights_file(result.provenance) or weights_name(result.provenance, result.metrics["weights_version"])
-        chosen = (number(result.metrics[key], 4) if key in result.metrics else "" for key in metrics)
-        rows.append((name, *successes, *shown, result.status, policy_name(result.provenance), weights, *chosen))
-    level = _level(results[0])
-    headings = ("result", *(("success", level) if reported else ()), "mean return", level, "episodes", "status")
-    return Table("All results", (*headings, "policy", "weights", *metrics), rows, num_hidden=len(metrics))
+        chosen = (number(result.metrics.get(key, math.nan), 4) for key in metrics)
+        rows.append((name, *success, *shown, weights, *chosen))
+    headings = ["result", *(["success"] if rates else []), "mean return", "episodes", "status", "policy", "weights"]
+    caption = f"In parentheses: {level}s."
+    table = Table("All results", (*headings, *metrics), rows, caption, num_hidden=len(metrics))
+    missing = {name: result.interval.note for name, result in results.items() if not result.interval.exists}
+    notes = [f"{name} has no interval of the mean return: {note}" for name, note in missing.items()]
+    return Page("All results", "", "", [*filter(None, figures if rates else figures[1:]), table], notes)
 
 
-def _metrics(results: Sequence[EvalResult]) -> dict[str, None]:
-    return dict.fromkeys(key for result in results for key in result.metrics)
+def _success(name: str, result: EvalResult) -> Row | None:
+    rate, interval = result.success_rate, result.success_interval
+    return None if rate is None or interval is None else _row(name, rate, interval, percent, 100)
+
+
+def _mean_return(name: str, result: EvalResult) -> Row:
+    """Return the mean return; in a zero-sum game, that of the first policy or agent, which is part of the name."""
+    if not result.is_zero_sum:
+        places = decimals(result.aggregates.sem, result.aggregates.mean)
+        return _row(name, result.aggregates.mean, result.interval, writer(places))
+    by_policy = result.returns_by("policy")
+    part, (mean, interval) = next(iter((by_policy if len(by_policy) > 1 else result.returns_by("agent")).items()))
+    return _row(f"{name}, {part}", mean, interval, writer(interval_places(interval, mean)))
+
+
+def _row(name: str, value: float, interval: Interval, write: Write, scale: float = 1.0) -> Row:
+    low, high = interval.low, interval.high
+    text = with_ends(value, low, high, write) if interval.exists else f"{write(value)} (no interval)"
+    return Row(name, scale * value, scale * low, scale * high, text)
 
 
 def _curve(results: Sequence[EvalResult]) -> Plot | None:
@@ -325,44 +314,39 @@ class Against(NamedTuple):
     notes: Sequence[str]
 
 
-def comparisons(names: Sequence[str], results: Sequence[EvalResult]) -> list[Against]:
+def comparisons(results: Mapping[str, EvalResult]) -> list[Against]:
     """Return the comparisons with each result, or with only the first one if there are many results."""
-    places = range(len(results) if len(results) <= _MOST_BASELINES else 1)
-    return [_against(names, results, place) for place in places]
+    return [_against(results, name) for name in list(results)[: len(results) if len(results) <= _MOST_BASELINES else 1]]
 
 
-def _against(names: Sequence[str], results: Sequence[EvalResult], place: int) -> Against:
+def _against(results: Mapping[str, EvalResult], base: str) -> Against:
     """Compare results with a baseline, like ``rl-eval compare``.
 
     If two results cannot be compared, their page has the reason.
     """
-    pages, rows, first, base = [], [], results[place], names[place]
-    others = [(name, result) for name, result in zip(names, results, strict=True) if name != base]
-    for name, result in others[:_MOST_PAIRS]:
+    pages, rows, first = [], [], results[base]
+    others = [name for name in results if name != base]
+    for name in others[:_MOST_PAIRS]:
         title, sides = f"{name} against {base}", f"a is {base}, b is {name}"
         try:
-            found = compare(first, result, first.confidence)
+            found = compare(first, results[name], first.confidence)
         except ComparisonError as error:
             pages.append(Page(title, sides, "", [], notes=[f"Not compared: {error}"]))
             continue
-        difference, compared = found.difference, page_of(found)
-        write = writer(interval_places(difference.interval, difference.mean))
-        row = _estimate(name, difference.mean, difference.interval, write)
-        figure = _differences(first, result, row)
-        rows.append(row)
-        sections = [*compared.sections, *filter(None, [figure])]
+        mean, interval, compared = found.difference.mean, found.difference.interval, page_of(found)
+        rows.append(_row(name, mean, interval, writer(interval_places(interval, mean))))
+        sections = [*compared.sections, *filter(None, [_differences(first, results[name], rows[-1])])]
         verdict = found.verdict_on(base, name)
         pages.append(replace(compared, title=title, subtitle=sides, state="", sections=sections, verdict=verdict))
-    level, what = _level(first), f"difference of the mean return from {base}"
-    chart = estimates(f"Paired differences from {base}, with {level}s", what, rows, reference=0.0) if rows else None
-    beyond = f"Only {_MOST_PAIRS} results are compared with {base}. Use rl-eval compare for others."
-    notes = [beyond] if len(others) > _MOST_PAIRS else []
-    if len(results) > _MOST_BASELINES:
-        notes.append(f"For another baseline, name it first, or select at most {_MOST_BASELINES} results.")
-    return Against(base, chart, pages, [*notes, *filter(None, [several(len(rows), "comparisons", first.confidence)])])
+    title, what = f"Paired differences from {base}, with {_level(first)}s", f"difference of the mean return from {base}"
+    few = [f"For another baseline, name it first, or select at most {_MOST_BASELINES} results."]
+    beyond = [f"Only {_MOST_PAIRS} results are compared with {base}. Use rl-eval compare for others."]
+    notes = few * (len(results) > _MOST_BASELINES) + beyond * (len(others) > _MOST_PAIRS)
+    notes += filter(None, [several(len(rows), "comparisons", first.confidence)])
+    return Against(base, estimates(title, what, rows, reference=0.0) if rows else None, pages, notes)
 
 
-def _differences(a: EvalResult, b: EvalResult, mean: Estimate) -> Plot | None:
+def _differences(a: EvalResult, b: EvalResult, mean: Row) -> Plot | None:
     """Return the histogram of the paired differences."""
     first, second = (side.table.rows["episode_return"][a.counted & b.counted] for side in (a, b))
     marks = [("mean", "mean", mean.value), ("equal", "no difference", 0.0)]

@@ -25,9 +25,9 @@ from rl_eval.suites.bootstrap import (
     check_units,
     estimates,
     intervals,
+    level,
     limits_of,
     method,
-    of_pairs,
 )
 from rl_eval.suites.scores import Run, Scores
 from rl_eval.suites.tables import Estimate, Table
@@ -101,12 +101,13 @@ def aggregate_scores(
     for metric in metrics:
         check_known("metric", metric, METRICS, UsageError)
     cells = estimates(scores, unit, statistic, metrics, confidence)
-    return Table(_caption(metrics, cells, unit, confidence), "policy", "aggregate", cells)
+    caption = f"Aggregates of each policy over tasks. {level(cells, confidence)}"
+    return Table(caption, "policy", "aggregate", cells, details=_meanings(metrics, cells, unit))
 
 
-def _caption(metrics: Sequence[Metric], cells: Cells, unit: Unit, confidence: float) -> str:
+def _meanings(metrics: Sequence[Metric], cells: Cells, unit: Unit) -> str:
     meanings = "; ".join(f"{metric}: {METRICS[metric][0].format(unit=unit)}" for metric in metrics)
-    return f"{meanings}. {method(cells, unit, confidence)}"
+    return f"{meanings}. {method(cells, unit)}".rstrip()
 
 
 def performance_profiles(
@@ -147,7 +148,7 @@ def performance_profiles(
     else:
         cells = estimates(scores, unit, means_above, columns, confidence, _FEWEST_FOR_BAND)
     what = f"Fraction of {_PROFILES[distribution].format(unit=unit)} with a score above the threshold."
-    return Table(f"{what} {method(cells, unit, confidence)}", "policy", "threshold", cells)
+    return Table(f"{what} {level(cells, confidence)}", "policy", "threshold", cells, details=method(cells, unit))
 
 
 def _fractions_above(scores: Scores, unit: Unit, thresholds: Sequence[float], confidence: float) -> Cells:
@@ -206,7 +207,9 @@ def learning_curves(
         raise next(iter(refused.values()), ConfigError(problem, key="scores_by_step", fix=fix))
     cells: Cells = {(row, step): cell for step, table in tables.items() for (row, _), cell in table.cells.items()}
     alone = [f"steps without a policy that has two {unit}s on a task: {listed([*refused], 3)}"] if refused else []
-    return Table(_caption([metric], cells, unit, confidence), "policy", "step", cells, (*gaps.notes(), *alone))
+    caption = f"{metric} of each policy at each step. {level(cells, confidence)}"
+    notes = (*gaps.notes(), *alone)
+    return Table(caption, "policy", "step", cells, notes, details=_meanings([metric], cells, unit))
 
 
 class _Gaps:
@@ -268,8 +271,8 @@ def task_means(scores: Scores, unit: Unit, *, confidence: float = 0.95) -> Table
             found[task, policy] = _task_mean(units.on([task]), confidence, scores.bounds.get(task))
     cells: Cells = {pair: found[pair] for pair in itertools.product(scores.tasks, scores.policies) if pair in found}
     few = f", Student t for fewer than {FEW}" if unit == "run" else ""
-    caption = f"Mean score on each task; {100 * confidence:g} % intervals over {unit}s{few}.{of_pairs(cells)}"
-    return Table(caption, "task", "policy", cells)
+    caption = f"Mean score on each task. {level(cells, confidence)}"
+    return Table(caption, "task", "policy", cells, details=f"Intervals over {unit}s{few}.")
 
 
 def _task_mean(units: Units, confidence: float, bounds: Bounds | None) -> Estimate:

@@ -49,8 +49,15 @@ _ALONE: Final = {
 """Problem and fix of the error for scores without two units, by the unit of the bootstrap."""
 
 
-def method(cells: Cells, unit: Unit, confidence: float) -> str:
-    """Return sentences for a caption, which explain how the intervals of a table are computed."""
+def level(cells: Cells, confidence: float) -> str:
+    """Return the end of a caption: what stands beside the numbers of a table."""
+    exist = any(one.interval.exists for one in cells.values())
+    both = " In parentheses: both training seeds." if any(one.both for one in cells.values()) else ""
+    return (f"{100 * confidence:g} % intervals." if exist else "No intervals.") + both
+
+
+def method(cells: Cells, unit: Unit) -> str:
+    """Return a sentence on how the intervals of a table are computed; empty if there are none."""
     kinds = {
         "student_t": f"Student t over training seeds (fewer than {MANY})",
         "percentile": f"percentiles of {RESAMPLES:,} resamples of the {unit}s within each {WITHIN[unit]}",
@@ -58,12 +65,7 @@ def method(cells: Cells, unit: Unit, confidence: float) -> str:
     }
     used = {cell.interval.method for cell in cells.values()}
     named = "; ".join(text for kind, text in kinds.items() if kind in used)
-    return (f"{100 * confidence:g} % intervals: {named}." if named else "No intervals.") + of_pairs(cells)
-
-
-def of_pairs(cells: Cells) -> str:
-    """Return a sentence for a caption about the numbers of two training seeds; empty if there are none."""
-    return " Of two training seeds, both values are in parentheses." if any(one.both for one in cells.values()) else ""
+    return f"Intervals: {named}." if named else ""
 
 
 def check_units(scores: Scores, unit: Unit, confidence: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
@@ -77,6 +78,17 @@ def picture(figure: Figure, kind: Literal["svg", "png"]) -> bytes:
     content = io.BytesIO()
     with rc_context(_STYLE):
         figure.savefig(content, format=kind, metadata={"Date": None} if kind == "svg" else None)
+    return content.getvalue()
+
+
+def pages(figures: Iterable[Figure]) -> bytes:
+    """Return a PDF file with one figure on each page. Equal figures give equal bytes."""
+    from matplotlib.backends.backend_pdf import PdfPages
+
+    content = io.BytesIO()
+    with PdfPages(content, metadata={"CreationDate": None}) as file:
+        for figure in figures:
+            file.savefig(figure)
     return content.getvalue()
 
 

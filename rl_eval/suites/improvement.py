@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from rl_eval.results.stats.interval import Interval, no_interval
-from rl_eval.suites.bootstrap import Cells, Floats, check_units, intervals, method
+from rl_eval.suites.bootstrap import Cells, Floats, check_units, intervals, level, method
 from rl_eval.suites.scores import Scores
 from rl_eval.suites.tables import Estimate, Table
 from rl_eval.suites.units import Counts, Unit, Units, units_of
@@ -40,7 +40,7 @@ def probabilities_of_improvement(scores: Scores, unit: Unit, *, confidence: floa
         found[column, row] = _reversed(estimate)
     cells: Cells = {pair: found[pair] for pair in itertools.permutations(scores.policies, 2)}
     what = f"Probability that a {unit} of the row has a higher score than a {unit} of the column, averaged over tasks."
-    return Table(f"{what} {method(cells, unit, confidence)}", "policy", "other policy", cells)
+    return Table(f"{what} {level(cells, confidence)}", "policy", "other policy", cells, details=method(cells, unit))
 
 
 def _improvement(ours: Units, theirs: Units, confidence: float) -> Estimate:

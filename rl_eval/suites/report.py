@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
@@ -12,13 +13,15 @@ from urllib.parse import quote
 from rl_eval.atomic_write import write_bytes
 from rl_eval.errors import ConfigError, UsageError, summary_of
 from rl_eval.recording.video import record_videos
-from rl_eval.recording.video_selection import VideoSettings, video_folder, videos_of
+from rl_eval.recording.video_selection import VideoSettings, captions, video_folder, videos_of
+from rl_eval.reports.charts import Plot, Row, estimates
 from rl_eval.reports.html import is_report, render_template
+from rl_eval.reports.page import Table as PageTable
 from rl_eval.results.loading import load
 from rl_eval.suites.exports import marl_eval_json, rliable_json, scores_csv
-from rl_eval.suites.figures import interval_figure, line_figure, picture
+from rl_eval.suites.figures import interval_figure, line_figure, pages, picture
 from rl_eval.suites.result import TITLES, SuiteResult
-from rl_eval.suites.tables import Table
+from rl_eval.suites.tables import Table, csv_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,13 +30,14 @@ PAGE: Final = "report.html"
 _GENERATOR: Final = '<meta name="generator" content="rl-eval suite report">'
 _LINES: Final = {"profiles": "fraction of scores above", "curves": "IQM"}
 """Tables that are drawn as lines, with the label of the vertical axis. Other tables are drawn as intervals."""
-_SCORES: Final = ("scores.csv", "rliable.json", "marl_eval.json")
-_FILES: Final = (*(f"{name}.{end}" for name in TITLES for end in ("csv", "md", "tex", "svg", "png")), *_SCORES, PAGE)
+_FILES: Final = (
+    *("tables.csv", "tables.md", "tables.tex", "figures.pdf", "scores.csv", "rliable.json", "marl_eval.json"), PAGE,
+)  # fmt: skip
 """Names of all files that a report can have."""
 
 
 def write_report(result: SuiteResult, folder: Path, cells: Path) -> tuple[list[Path], list[str]]:
-    """Write the page, the tables as CSV, Markdown and LaTeX, the figures as SVG and PNG, and files of scores.
+    """Write the page, the tables as CSV, Markdown and LaTeX, the figures as PDF, and files of scores.
 
     Equal results give equal files.
 
@@ -49,16 +53,14 @@ def write_report(result: SuiteResult, folder: Path, cells: Path) -> tuple[list[P
         ConfigError: The folder contains no report, but a file whose name the report needs.
     """
     _check_folder(folder)
-    notes, drawn = list[str](), dict[str, bytes]()
+    notes, drawn = list[str](), dict[str, "Figure"]()
     files: list[tuple[str, bytes]] = list(_texts(result, notes))
-    for name, table in result.tables.items():
-        if isinstance(table, Table):
-            try:
-                figure = _figure(name, table)
-                drawn[name] = picture(figure, "svg")
-                files += [(f"{name}.svg", drawn[name]), (f"{name}.png", picture(figure, "png"))]
-            except ConfigError as error:
-                notes.append(str(error))
+    try:
+        drawn = {name: _figure(name, table) for name, table in _tables(result).items()}
+    except ConfigError as error:
+        notes.append(str(error))
+    if drawn:
+        files.append(("figures.pdf", pages(drawn.values())))
     files.append((PAGE, _page(result, drawn, folder, cells).encode()))
     # The page is written first, so that the folder is that of a report, even if the program is killed.
     for name, content in (files[-1], *files[:-1]):
@@ -102,6 +104,10 @@ def record_cell_videos(result: SuiteResult, cells: Path, select: str) -> Iterato
                 yield str(state.planned.cell), summary_of(error)
 
 
+def _tables(result: SuiteResult) -> dict[str, Table]:
+    return {name: table for name, table in result.tables.items() if isinstance(table, Table)}
+
+
 def _figure(name: str, table: Table) -> Figure:
     if name in _LINES:
         return line_figure(table, _LINES[name])
@@ -111,12 +117,13 @@ def _figure(name: str, table: Table) -> Figure:
 
 
 def _texts(result: SuiteResult, notes: list[str]) -> Iterator[tuple[str, bytes]]:
-    for name, table in result.tables.items():
-        if isinstance(table, Table):
-            yield f"{name}.csv", table.csv().encode()
-            if name != "profiles":  # A table with so many columns is not readable.
-                yield f"{name}.md", table.markdown().encode()
-                yield f"{name}.tex", table.latex().encode()
+    tables = _tables(result)
+    if tables:
+        readable = {name: table for name, table in tables.items() if name != "profiles"}  # Too many columns.
+        yield "tables.csv", csv_of(tables).encode()
+        texts = (f"## {TITLES[name]}\n\n{table.markdown()}" for name, table in readable.items())
+        yield "tables.md", "\n".join(texts).encode()
+        yield "tables.tex", "\n".join(table.latex() for table in readable.values()).encode()
     suite = result.definition
     unit, kinds = suite.aggregate.unit, {name: task.score for name, task in suite.tasks.items()}
     if not result.has_scores:
@@ -139,23 +146,47 @@ def _of_all_runs(makers: Mapping[str, Callable[[], str]], notes: list[str]) -> I
             notes.append(f"{name} is not written: {error}")
 
 
-def _page(result: SuiteResult, drawn: Mapping[str, bytes], folder: Path, cells: Path) -> str:
-    figures = [(TITLES[name], base64.b64encode(svg).decode(), name) for name, svg in drawn.items() if name != "tasks"]
+def _page(result: SuiteResult, drawn: Mapping[str, Figure], folder: Path, cells: Path) -> str:
+    images = {name: base64.b64encode(picture(figure, "svg")).decode() for name, figure in drawn.items()}
+    meanings = [(TITLES[name], table.details) for name, table in _tables(result).items() if table.details]
+    content = result.page
+    terms = PageTable("Definitions and intervals", ("table", "meaning"), meanings, folded=True)
     return render_template(
         "suite.html.j2",
         generator=_GENERATOR,
         images="data:",
         title=result.definition.suite,
-        content=result.page,
-        figures=figures,
-        videos=list(_videos(result, folder, cells)),
+        content=replace(content, sections=[*content.sections, terms]),
+        charts=list(_charts(result)),
+        figures=[(TITLES[name], image, name) for name, image in images.items() if name != "tasks"],
+        films=list(_films(result, folder, cells)),
     )
 
 
-def _videos(result: SuiteResult, folder: Path, cells: Path) -> Iterator[tuple[str, int, str]]:
-    """Yield the cell, the episode and the link of each video."""
+def _charts(result: SuiteResult) -> Iterator[Plot]:
+    """Yield a chart for each task, with a dot and an interval for each policy."""
+    table, suite = result.tables.get("tasks"), result.definition
+    if not isinstance(table, Table):
+        return
+    for task in table.rows:
+        rows = [
+            Row(str(policy), cell.value, cell.interval.low, cell.interval.high, table.text(task, policy), cell.both)
+            for (row, policy), cell in table.cells.items()
+            if row == task
+        ]
+        label = f"mean {suite.tasks[task].score}" if task in suite.tasks else "mean score"
+        if chart := estimates(task, label, rows, within=suite.bounds.get(task, ())):
+            yield chart
+
+
+def _films(result: SuiteResult, folder: Path, cells: Path) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """Yield each cell that has videos, with their links and captions: the worst, median and best episode first."""
     for state in result.cells:
         place = cells / state.planned.cell.folder
         if state.score is not None and video_folder(place).is_dir():
-            for index, path in videos_of(load(place), place).items():
-                yield str(state.planned.cell), index, quote(os.path.relpath(path.resolve(), folder.resolve()))
+            found = load(place)
+            files, named = videos_of(found, place), captions(found)
+            texts = {index: text for index, text in named.items() if index in files}
+            texts |= {index: f"episode {index}" for index in files if index not in named}
+            paths = {index: os.path.relpath(files[index].resolve(), folder.resolve()) for index in texts}
+            yield str(state.planned.cell), [(quote(paths[index]), text) for index, text in texts.items()]

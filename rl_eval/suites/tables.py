@@ -18,6 +18,8 @@ _LATEX: Final = re.compile(r"[\\~^&%$#_{}<>|]|(?<=-)-|(?<=['`!?,])['`,]|^[\[*]")
 _NAMES: Final = {"\\": "backslash", "~": "asciitilde", "^": "asciicircum", "<": "less", ">": "greater", "|": "bar"}
 _ESCAPES: Final = {c: f"\\{c}" for c in "&%$#_{}"} | {c: rf"\text{name}{{}}" for c, name in _NAMES.items()}
 _MINUS: Final = re.compile(r"(?<![\w.-])-(?=\d)")
+NUMBERS: Final = ("value", "low", "high", "confidence", "method", "note", "both")
+"""Headings of the numbers of a cell in CSV."""
 _MARKUP: Final = re.compile(r"[\\`*<\[~$|]|&(?=#?\w+;)|(?<![^\W_])_|_(?![^\W_])")
 """Characters that are markup in Markdown; an underscore inside a word is not."""
 
@@ -43,7 +45,7 @@ class Table:
     """Estimates by row and column. A cell may be absent."""
 
     caption: str
-    """Description of the numbers, in sentences."""
+    """Description of the numbers, in at most 25 words."""
     rows_are: str
     """Heading of the rows, such as ``"policy"``."""
     columns_are: str
@@ -51,6 +53,8 @@ class Table:
     cells: Mapping[tuple[str, str | float], Estimate]
     own_notes: tuple[str, ...] = ()
     """Notes about the whole table."""
+    details: str = ""
+    """Definitions of the numbers and methods of the intervals, in sentences."""
 
     @property
     def rows(self) -> tuple[str, ...]:
@@ -86,44 +90,47 @@ class Table:
 
     def csv(self) -> str:
         """Return CSV with one line per cell, with all digits. Without an interval, ``low`` and ``high`` are empty."""
-        names = ("value", "low", "high", "confidence", "method", "note", "both")
-        lines: list[tuple[Any, ...]] = [(self.rows_are, self.columns_are, *names)]
-        for (row, column), one in self.cells.items():
-            interval = one.interval
-            ends = (interval.low, interval.high) if interval.exists else ("", "")
-            note = "; ".join(filter(None, (*self.own_notes, interval.note)))
-            both = " ".join(map(str, one.both))
-            lines.append((row, column, one.value, *ends, interval.confidence, interval.method, note, both))
-        return write_csv(lines)
+        return write_csv([(self.rows_are, self.columns_are, *NUMBERS), *self.lines()])
 
     def markdown(self) -> str:
         """Return a Markdown table, with caption and notes below it."""
         lines = [f"| {' | '.join(cells)} |" for cells in self._grid(_markdown)]
         lines.insert(1, f"|---|{'---:|' * len(self.columns)}")
-        return "\n".join([*lines, "", _markdown(self.caption), *(f"\n- {_markdown(note)}" for note in self.notes), ""])
+        notes = (f"\n- {_markdown(note)}" for note in filter(None, (self.details, *self.notes)))
+        return "\n".join([*lines, "", _markdown(self.caption), *notes, ""])
 
     def latex(self) -> str:
         r"""Return a LaTeX table with a caption. The document needs ``\usepackage{booktabs}``."""
         heading, *body = (f"{' & '.join(_with_minus(cells))} \\\\" for cells in self._grid(_latex))
-        notes = f" Notes: {'; '.join(self.notes)}." if self.notes else ""
+        notes = " ".join(filter(None, (self.details, f"Notes: {'; '.join(self.notes)}." if self.notes else "")))
         return "\n".join(
             [
                 r"\begin{table}",
                 r"\centering",
-                rf"\caption{{{_latex(self.caption + notes)}}}",
+                rf"\caption{{{_latex(self.caption)}}}",
                 rf"\begin{{tabular}}{{l{'r' * len(self.columns)}}}",
                 *(r"\toprule", heading, r"\midrule", *body, r"\bottomrule"),
                 r"\end{tabular}",
+                rf"\par\smallskip\footnotesize {_latex(notes)}",
                 r"\end{table}",
                 "",
             ]
         )
 
+    def lines(self) -> Iterator[tuple[Any, ...]]:
+        """Yield a line for each cell: its row, its column, and the values of :data:`NUMBERS`."""
+        for (row, column), one in self.cells.items():
+            low_high = (one.interval.low, one.interval.high) if one.interval.exists else ("", "")
+            note = "; ".join(filter(None, (*self.own_notes, one.interval.note)))
+            both = " ".join(map(str, one.both))
+            yield row, column, one.value, *low_high, one.interval.confidence, one.interval.method, note, both
+
     def _grid(self, escaped: Callable[[str], str]) -> list[list[str]]:
         heading = [escaped(str(name)) for name in (self.rows_are, *self.columns)]
-        return [heading, *([escaped(row), *(self._cell(row, column) for column in self.columns)] for row in self.rows)]
+        return [heading, *([escaped(row), *(self.text(row, column) for column in self.columns)] for row in self.rows)]
 
-    def _cell(self, row: str, column: str | float) -> str:
+    def text(self, row: str, column: str | float) -> str:
+        """Return a cell as text: the number with its interval, or with the numbers of both training seeds."""
         if (row, column) not in self.cells:
             return "-"
         one = self.cells[row, column]
@@ -133,6 +140,12 @@ class Table:
         if one.interval.exists:
             return f"{text} [{number(one.interval.low, places)}, {number(one.interval.high, places)}]"
         return f"{text} ({', '.join(number(each, places) for each in one.both)})" if one.both else text
+
+
+def csv_of(tables: Mapping[str, Table]) -> str:
+    """Return the cells of several named tables as one CSV, like :meth:`Table.csv`."""
+    lines = ((name, *line) for name, table in tables.items() for line in table.lines())
+    return write_csv([("table", "row", "column", *NUMBERS), *lines])
 
 
 def _with_minus(cells: Sequence[str]) -> list[str]:

@@ -22,7 +22,7 @@ from scipy import stats
 from rl_eval.cli.exits import ExitCode
 from rl_eval.recording.video_selection import video_name, videos_of
 from rl_eval.records.episode import Outcome
-from rl_eval.reports.charts import WIDTH, Estimate, Plot, axis_over, estimates, histogram, means, ridges, running_mean
+from rl_eval.reports.charts import WIDTH, Plot, Row, axis_over, estimates, histogram, means, ridges, running_mean
 from rl_eval.reports.html import Source, episode_data, pack, render
 from rl_eval.reports.pages import result_page
 from rl_eval.reports.report import comparisons, group_tables, overview, run_page
@@ -265,8 +265,8 @@ def test_charts_show_the_means_and_the_differences_with_the_intervals_of_the_lib
     """Of success, return and paired differences, all results on one axis each; success is first."""
     results = [drawn_result(200, draw, shift=10.0 * draw) for draw in range(3)]
     names = ["x", "y", "z"]
-    rates, returns, samples, *_ = overview(names, results).sections
-    against = comparisons(names, results)[1]
+    rates, returns, samples, *_ = overview(dict(zip(names, results, strict=True))).sections
+    against = comparisons(dict(zip(names, results, strict=True)))[1]
     found = [compare(results[1], other).difference for other in (results[0], results[2])]
     for chart, intervals in (
         (rates, [(100 * one.success_interval.low, 100 * one.success_interval.high) for one in results]),
@@ -287,16 +287,16 @@ def test_charts_show_the_means_and_the_differences_with_the_intervals_of_the_lib
 
 def test_without_success_there_is_no_column_and_no_chart_of_it() -> None:
     silent = [make_result(30, success=np.full(30, -1)) for _ in range(2)]
-    page_ = overview(["x", "y"], silent)
+    page_ = overview({"x": silent[0], "y": silent[1]})
     assert "success" not in page_.sections[-1].headings
     assert not any("uccess" in section.title for section in page_.sections)
-    assert "success" in overview(["x", "y"], [silent[0], drawn_result(30)]).sections[-1].headings
+    assert "success" in overview({"x": silent[0], "y": drawn_result(30)}).sections[-1].headings
 
 
 def test_any_metric_can_be_a_column() -> None:
     """Those beyond the usual ones are hidden until they are chosen."""
     results = [drawn_result(30), drawn_result(40, 1)]
-    table = overview(["x", "y"], results).sections[-1]
+    table = overview({"x": results[0], "y": results[1]}).sections[-1]
     hidden = list(table.headings)[-table.num_hidden :]
     assert {*hidden} == {*results[0].metrics} | {*results[1].metrics}
     assert {len(row) for row in table.rows} == {len(table.headings)}
@@ -308,8 +308,8 @@ def test_many_results_have_the_first_one_as_their_baseline() -> None:
     """All comparisons are in the page, so their number has a limit; a note says what to do."""
     results = [drawn_result(20, draw) for draw in range(11)]
     names = [str(number) for number in range(11)]
-    assert [each.baseline for each in comparisons(names[:6], results[:6])] == names[:6]
-    [only] = comparisons(names, results)
+    assert [each.baseline for each in comparisons(dict(zip(names[:6], results[:6], strict=True)))] == names[:6]
+    [only] = comparisons(dict(zip(names, results, strict=True)))
     assert (only.baseline, len(only.pages)) == ("0", 8)
     assert len(only.notes) == 3
     assert all(note in Elements(page(*results)).shown for note in only.notes)
@@ -329,10 +329,10 @@ def test_comparisons_are_counted_with_the_probability_of_any_error() -> None:
     """One comparison has its own level, so a note would say nothing more."""
     results = [drawn_result(20, draw) for draw in range(4)] + [drawn_result(20, 4, env="Walker2d-v5")]
     names = [str(number) for number in range(5)]
-    [note] = comparisons(names, results)[0].notes
+    [note] = comparisons(dict(zip(names, results, strict=True)))[0].notes
     assert {"3", "95", "15"} <= set(re.findall(r"\d+", note))
     assert note in Elements(page(*results)).shown
-    assert comparisons(names[:2], results[:2])[0].notes == []
+    assert comparisons(dict(zip(names[:2], results[:2], strict=True)))[0].notes == []
 
 
 def checkpoint(number: int, key: str) -> EvalResult:
@@ -508,7 +508,7 @@ def test_charts_can_be_drawn_of_any_numbers(values: list[float]) -> None:
     array = np.array(values)
     ends = [(value, value) for value in values]
     check_drawn(histogram(array, "x", "X", marks=[("mean", "mean", values[0])], interval=("ends", *ends[0])))
-    row = Estimate("x", values[0], values[-1], values[0], "", values[:2])
+    row = Row("x", values[0], values[-1], values[0], "", values[:2])
     check_drawn(estimates("X", "x", [row, row], reference=values[-1]))
     check_drawn(ridges("X", "x", [(row, array), (row, array[1:])]))
     check_drawn(running_mean(np.arange(len(array)), array, 0.95))

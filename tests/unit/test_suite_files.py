@@ -21,9 +21,9 @@ from rl_eval.results.csv_text import read_csv, write_csv
 from rl_eval.results.stats.interval import Interval, no_interval
 from rl_eval.suites.aggregates import aggregate_scores, learning_curves
 from rl_eval.suites.exports import marl_eval_json, matrices, read_scores, rliable_json, scores_csv
-from rl_eval.suites.figures import interval_figure, line_figure, picture
+from rl_eval.suites.figures import interval_figure, line_figure, pages, picture
 from rl_eval.suites.scores import Run, Scores
-from rl_eval.suites.tables import Estimate, Table
+from rl_eval.suites.tables import Estimate, Table, csv_of
 from tests.refused import refused
 
 if TYPE_CHECKING:
@@ -124,6 +124,16 @@ def test_a_text_in_csv_is_no_formula_and_comes_back() -> None:
     assert {(line["value"], line["low"], line["note"]) for line in lines} == {("-0.5", "-1.0", "'=1+1")}
 
 
+def test_several_tables_are_one_csv_that_names_them() -> None:
+    """With the numbers of each table alone; names that look like formulas are text here, too."""
+    lines = list(csv.DictReader(io.StringIO(csv_of({"first": TABLE, "=second": TABLE}), newline="")))
+    alone = list(csv.DictReader(TABLE.csv().splitlines()))
+    assert [line.pop("table") for line in lines] == ["first"] * 3 + ["'=second"] * 3
+    assert [(line["row"], line["column"]) for line in lines[:3]] == [(one["policy"], one["aggregate"]) for one in alone]
+    for name in ("value", "low", "high", "confidence", "method", "note", "both"):
+        assert [line[name] for line in lines] == [one[name] for one in alone] * 2
+
+
 def test_scores_of_policies_named_like_formulas_come_back(tmp_path: Path) -> None:
     scores = Scores({Run(name, name, 0): np.array([-1.0]) for name in (*FORMULAS, *NO_FORMULAS)})
     (tmp_path / "scores.csv").write_bytes(scores_csv(scores).encode())
@@ -149,10 +159,11 @@ def typeset(text: str) -> str:
 def test_latex_prints_names_as_they_are(name: str) -> None:
     """In a row, a heading, the caption and the notes."""
     text, shown = named(name).latex(), name.replace("\n", " ")
-    caption, heading, body = (re.search(pattern, text)[1] for pattern in (
-        r"caption{(.*)}\n", r"toprule\n(.*) \\\\\n", r"midrule\n(.*) \\\\\n"
+    caption, heading, body, notes = (re.search(pattern, text)[1] for pattern in (
+        r"caption{(.*)}\n", r"toprule\n(.*) \\\\\n", r"midrule\n(.*) \\\\\n", r"footnotesize (.*)\n"
     ))  # fmt: skip
-    assert typeset(caption) == f"{shown} Notes: {shown}."
+    assert typeset(caption) == shown
+    assert typeset(notes) == f"Notes: {shown}."
     assert typeset(heading.removeprefix("policy & ")) == shown
     assert typeset(body.removesuffix(" & $-$0.50 [$-$1.00, $-$0.25]")) == shown
 
@@ -273,7 +284,7 @@ def test_marl_eval_gets_no_run_without_one_of_its_steps(scores: Scores) -> None:
 # ------------------------------------------------------------------------------ figures
 
 
-def test_figures_are_svg_and_png_and_equal_for_equal_tables(scores: Scores) -> None:
+def test_figures_are_svg_png_and_pdf_and_equal_for_equal_tables(scores: Scores) -> None:
     from matplotlib.image import imread
 
     table, curve = aggregate_scores(scores, "run"), learning_curves({1: scores, 2: without(scores)}, "run")
@@ -286,6 +297,9 @@ def test_figures_are_svg_and_png_and_equal_for_equal_tables(scores: Scores) -> N
         svg = picture(figure(), "svg")
         assert svg == picture(figure(), "svg")
         assert svg.lstrip().startswith(b"<?xml")
+        pdf = pages([figure(), figure()])
+        assert pdf == pages([figure(), figure()])
+        assert (pdf[:5], len(re.findall(rb"/Type /Page\b", pdf))) == (b"%PDF-", 2)
         png = picture(figure(), "png")
         assert png.startswith(b"\x89PNG")
         assert imread(io.BytesIO(png)).std() > 0

@@ -430,8 +430,8 @@ def test_baselines_join_on_the_tasks_of_the_suite(scores: Scores) -> None:
 
 def test_every_aggregate_says_what_it_is(scores: Scores) -> None:
     for unit in UNITS:
-        caption = aggregate_scores(scores, unit).caption
-        assert all(meaning.format(unit=unit) in caption for meaning, _ in METRICS.values())
+        details = aggregate_scores(scores, unit).details
+        assert all(meaning.format(unit=unit) in details for meaning, _ in METRICS.values())
 
 
 # ------------------------------------------------------------------------------ steps at which runs are missing

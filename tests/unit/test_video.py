@@ -29,7 +29,7 @@ from rl_eval.recording.video import (
     record_with_group,
     select_episodes,
 )
-from rl_eval.recording.video_selection import videos_of
+from rl_eval.recording.video_selection import captions, videos_of
 from rl_eval.records.episode import Fault
 from tests.refused import refused, untold
 from tests.unit.cli_world import call, printed
@@ -355,6 +355,28 @@ def test_the_command_records_where_reports_find_the_videos(toys):
     assert all(f'href="run/videos/episode_{index}_' in Path("report.html").read_text() for index in (2, best))
     assert evaluate(config(fails=[2]), output="run").fingerprint == result.fingerprint
     assert call("replay", "s3://bucket/run", "--video").exit_code == ExitCode.USAGE
+
+
+def test_a_report_records_and_shows_the_worst_the_median_and_the_best(toys):
+    """Beside each other, in this order; what has a video is not recorded again, and a run elsewhere cannot be."""
+    result = evaluate(config(), output="run")
+    assert call("report", "run").exit_code == 0
+    assert "<video" not in Path("report.html").read_text()
+    outcome = call("report", "run", "--videos", "--trust")
+    assert outcome.exit_code == 0, outcome.output
+    found = captions(result)
+    page = Path("report.html").read_text()
+    sources = re.findall(r'<video[^>]* src="run/videos/episode_(\d+)_', page)
+    assert [*map(int, sources)] == [*found] == select_episodes(result, "worst,median,best", 3)
+    assert all(text in page for text in found.values())
+    times = {path: path.stat().st_mtime_ns for path in Path("run/videos").iterdir()}
+    assert len(times) == len(found) == 3
+    first = min(times)
+    first.unlink()
+    assert call("report", "run", "--videos", "--trust").exit_code == 0
+    assert {path for path in times if path.stat().st_mtime_ns != times[path]} == {first}
+    assert Path("report.html").read_text() == page
+    assert call("report", "s3://bucket/run", "--videos", "--trust").exit_code == ExitCode.USAGE
 
 
 def test_the_command_records_episodes_by_their_indices(toys):

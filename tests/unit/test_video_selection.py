@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_eval.errors import ConfigError
-from rl_eval.recording.video import VideoSettings, select_episodes
+from rl_eval.recording.video_selection import VideoSettings, captions, select_episodes
 from rl_eval.records.episode import ROW, EpisodeTable, Outcome
 from rl_eval.results.result import EvalResult, Timing
 from rl_eval.scheduling.plan import EpisodePlan
@@ -34,6 +34,9 @@ def made(returns, outcomes=None) -> EvalResult:
         ("every:4", [0, 4]),
         ("best:3", [2, 5, 0]),
         ("worst:2", [1, 3]),
+        ("median", [0]),
+        ("median:3", [3, 0, 2]),
+        ("median:9", [1, 3, 0, 2, 5]),
         ("failed", [4, 6]),
         ("first:99", [0, 1, 2, 3, 4, 5, 6]),
         ("best, worst ,first:2,failed", [2, 1, 0, 4, 6]),
@@ -48,11 +51,23 @@ def test_the_selectors(select, expected):
     assert select_episodes(made([3, 1, 9, 1, 0, 9, 0], failed), select, 2) == expected[:2]
 
 
+def test_captions_name_the_worst_the_median_and_the_best_episode():
+    """In this order, and an episode once; without a completed episode there are none."""
+    assert captions(made([3, 1, 9.5])) == {
+        1: "worst: episode 1, return 1",
+        0: "median: episode 0, return 3",
+        2: "best: episode 2, return 9.5",
+    }
+    assert [*captions(made([3, 4]))] == [0, 1]
+    assert [*captions(made([5, 5, 5]))] == [0, 1]
+    assert captions(made([5], [Outcome.FAILED])) == {}
+
+
 @pytest.mark.parametrize(
     ("select", "message"),
     [
         ("bset", "'bset': did you mean 'best'"),
-        ("", "known: best, episode, every, failed, first, worst"),
+        ("", "known: best, episode, every, failed, first, median, worst"),
         ([], "is empty"),
         ("every", "say every how many"),
         ("episode", "'episode': say which, such as 'episode:37'"),
@@ -78,7 +93,9 @@ returns_and_outcomes = st.lists(
     st.tuples(st.sampled_from([-1.5, 0.0, 0.0, 2.0, 1e9]), st.sampled_from(list(Outcome))), min_size=1, max_size=30
 )
 words = st.lists(
-    st.tuples(st.sampled_from(["first", "every", "best", "worst", "failed"]), st.integers(1, 9)), min_size=1, max_size=5
+    st.tuples(st.sampled_from(["first", "every", "best", "worst", "median", "failed"]), st.integers(1, 9)),
+    min_size=1,
+    max_size=5,
 )
 
 
@@ -99,6 +116,10 @@ def test_any_selection_of_any_result(episodes, chosen, cap):
         if kind in ("best", "worst"):
             assert found == sorted(counted, reverse=kind == "best")[:number]
             assert all(result.counted[index] for index in alone)
+        elif kind == "median":
+            count = min(number, len(counted))
+            first = (len(counted) - count) // 2
+            assert found == sorted(counted)[first : first + count]
         elif kind == "failed":
             assert alone == [index for index in range(len(outcomes)) if outcomes[index] == Outcome.FAILED][:number]
         else:
