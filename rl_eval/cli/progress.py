@@ -1,4 +1,4 @@
-"""Progress of a command on stderr: live rows on a terminal; otherwise a line at the start, every 30 s and at the end.
+"""Progress of a command on stderr: live rows on a terminal; otherwise a line at the start and every 30 s.
 
 A separate thread writes the progress, because the main thread is busy with imports, Ray and environments.
 """
@@ -88,15 +88,10 @@ class Monitor:
         self._source, self._num_runners, self._whole = source, num_runners, whole
 
     @contextmanager
-    def room(self, phase: str) -> Iterator[None]:
-        """Show nothing while the result is printed.
-
-        Before that, remove the live rows. A display without live rows writes the final progress as a line.
-        """
+    def room(self) -> Iterator[None]:
+        """Show nothing while the result is printed."""
         with self._showing:
             self._hide()
-            if not self._live:
-                self._show(phase)
             yield
 
     def close(self) -> None:
@@ -111,11 +106,11 @@ class Monitor:
                 if not self._closing.is_set():
                     self._show()
 
-    def _show(self, ended: str = "") -> None:
+    def _show(self) -> None:
         progress = self._source() if self._source else None
-        phase = ended or (progress.phase if progress else self._phase)
+        phase = progress.phase if progress else self._phase
         seconds = time.monotonic() - self._began
-        line = progress_line(phase, seconds, progress, self._num_runners, ended=bool(ended))
+        line = progress_line(phase, seconds, progress, self._num_runners)
         done, total = (progress.num_finished, progress.num_episodes) if progress else (0, None)
         rows = [self._whole()] if self._whole else []
         rows.append(Row(done, total, line))
@@ -161,9 +156,7 @@ def headline(settings: EvalSettings) -> str:
     )
 
 
-def progress_line(
-    phase: str, seconds: float, progress: EvalProgress | None = None, num_runners: int = 0, *, ended: bool = False
-) -> str:
+def progress_line(phase: str, seconds: float, progress: EvalProgress | None = None, num_runners: int = 0) -> str:
     """Return a line with the phase, the progress of the evaluation and the time since the start of the command.
 
     Args:
@@ -171,15 +164,14 @@ def progress_line(
         seconds: Time since the start of the command.
         progress: Progress of the evaluation; None before it starts.
         num_runners: Configured number of Ray actors.
-        ended: Whether the evaluation is over, so that the remaining time is omitted.
     """
-    parts = [phase, *(_parts(progress, num_runners, ended) if progress else [])]
+    parts = [phase, *(_parts(progress, num_runners) if progress else [])]
     minutes, rest = divmod(round(seconds), 60)
     clock = f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
     return ", ".join([*parts, clock])
 
 
-def _parts(progress: EvalProgress, num_runners: int, ended: bool) -> Iterator[str]:
+def _parts(progress: EvalProgress, num_runners: int) -> Iterator[str]:
     done, left = progress.num_finished, progress.num_episodes - progress.num_finished
     yield f"{done:,} of {progress.num_episodes:,} episodes"
     if progress.seconds > _LONG_S and not done:
@@ -193,8 +185,8 @@ def _parts(progress: EvalProgress, num_runners: int, ended: bool) -> Iterator[st
         yield f"{number(progress.env_steps / progress.seconds, 0)} steps/s"
     if num_runners:
         yield f"{progress.num_runners} of {counted(num_runners, 'runner')}"
-    if progress.num_faults and not ended:
+    if progress.num_faults:
         yield f"{counted(progress.num_faults, 'fault')}, {progress.num_failed:,} failed"
     here = done - progress.num_earlier
-    if here > 0 and left and not ended:
+    if here > 0 and left:
         yield f"about {progress.seconds * left / here:,.0f} s left"

@@ -332,7 +332,7 @@ def carry_out(
                 monitor.close()
                 os.write(2, f"error: {error}; {_continuation(place)}\n".encode())
                 os._exit(ExitCode.CLUSTER)
-            with monitor.room("stopped" if result.stopped_early else "done"):
+            with monitor.room():
                 deliver(result, folder_to_save(place, "", say))
             monitor.say("stopping the runners" if uses_ray else "closing the environments", at_once=uses_ray)
             if interruption.number is not None and result.stopped_early:
