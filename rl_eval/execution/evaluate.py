@@ -223,7 +223,10 @@ def _check_order(call: str, env: Any, policy: Any) -> None:
 def _is_environment(given: Any) -> bool:
     if isinstance(given, str):
         return given.rpartition(":")[2] in gym.registry
-    return is_environment_object(given) or (isinstance(given, type) and issubclass(given, gym.Env))
+    if isinstance(given, type):
+        return issubclass(given, gym.Env)
+    # Policies and algorithms may have reset and step, too.
+    return is_environment_object(given) and (hasattr(given, "action_space") or hasattr(given, "action_spec"))
 
 
 def _like(env: Any, policy: Any) -> tuple[EvalConfig, Any]:

@@ -165,6 +165,20 @@ def test_swapped_arguments_are_recognised(env):
         evaluate_policy(env, zeros)
 
 
+def test_a_policy_with_reset_is_no_environment():
+    """Neither beside a config nor beside a function that builds the environment."""
+
+    class Recurrent:
+        def reset(self):
+            """Forget the last episode."""
+
+        def __call__(self, observations):
+            return zeros(observations)
+
+    for environment in (CONFIG, functools.partial(gym.make, "CartPole-v1")):
+        assert evaluate(environment, Recurrent(), num_episodes=2).status == "complete"
+
+
 def test_a_result_has_its_returns_and_suggests_names(tmp_path):
     result = evaluate("CartPole-v1", zeros, num_episodes=5, output=tmp_path / "run")
     assert result.returns.tolist() == [one.episode_return for one in result.episodes]
