@@ -90,7 +90,10 @@ def run(
     ] = None,
     require: Annotated[
         list[str] | None,
-        option("'METRIC >= X'", "Requirement on a metric. Exit with 5 if it is not met. May be repeated."),
+        option(
+            "'METRIC >= X'",
+            "Requirement on a metric. Exit with 5 if it is not met, with 6 if it has no answer. May be repeated.",
+        ),
     ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
