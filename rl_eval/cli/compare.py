@@ -19,8 +19,8 @@ def compare(
         list[str] | None,
         option(
             "'b >= a - 5'",
-            "Requirement on the mean difference. Exit with 1 if interval and test show that it is violated, with 6 if they "
-            "do not answer it.",
+            "Requirement on the mean difference. Exit with 1 if interval and test show that it is violated, with 6 if "
+            "they do not answer it.",
         ),
     ] = None,
     fail_on: Annotated[

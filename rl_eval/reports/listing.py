@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from rl_eval.errors import EvalError, UsageError
 from rl_eval.errors.redaction import redact_text
-from rl_eval.records.parquet import parquet_columns
 from rl_eval.log.ownership import RunState, state_of
 from rl_eval.log.storage import LocalStorage
+from rl_eval.records.parquet import parquet_columns
 from rl_eval.records.plain import damage, plain
 from rl_eval.reports.page import one_line
 from rl_eval.reports.pages import with_ends, writer

@@ -228,7 +228,7 @@ def test_a_temporary_folder_that_ray_cannot_use_is_named(tmp_path: Path, name: s
     """Its sockets have paths of at most 107 ASCII characters. The remedy helps."""
     folder = tmp_path / name
     folder.mkdir()
-    options = ["--env", "CartPole-v1", "--policy", "random", "-n", "2", "--num-runners", "1", "--log-dir", "log"]
+    options = ["--env", "CartPole-v1", "--policy", "random", "-n", "2", "--num-runners", "1", "--output", "log"]
     run = [sys.executable, "-m", "rl_eval", "run", *options]
     outside = {key: value for key, value in os.environ.items() if key not in ("RAY_ADDRESS", "RAY_TMPDIR")}
     failed, done = (

@@ -56,7 +56,7 @@ def cluster() -> Iterator[tuple[Machine, str]]:
 def options(kind: str, extra: list[str], address: str, folder: Path, episodes: int) -> list[str]:
     given = [word.format(address=address) for word in extra]
     common = ["--env", f"killed_world:{kind}", "--policy", "killed_world:policy", "-n", str(episodes), "--seed", "1"]
-    return [sys.executable, "-m", "rl_eval", "run", *common, *given, "--log-dir", str(folder)]
+    return [sys.executable, "-m", "rl_eval", "run", *common, *given, "--output", str(folder)]
 
 
 def kill_one(made: Machine, address: str, seed: int, number_of_run: int) -> str:

@@ -29,7 +29,7 @@ def prepare(folder: Path) -> list[str]:
     (folder / "cli_toys.py").write_text(TOYS)
     (folder / "toy.yaml").write_text(yaml.safe_dump(CONFIG))
     slow = f"environment.env_kwargs={{pause_s: 0.2, slow: {folder}/slow}}"
-    return ["rl-eval", "run", "toy.yaml", "--num-episodes", str(EPISODES), "--log-dir", "runs", "--set", slow]
+    return ["rl-eval", "run", "toy.yaml", "--num-episodes", str(EPISODES), "--output", "runs", "--set", slow]
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +140,7 @@ def test_the_driver_is_cut_off_for_ever(run: Run, expected: str, runner_dies: bo
         run.links.kill_runner("a")
     code, told = run.end(limit_s=240)
     assert code == 4, told
-    assert "--log-dir runs" in told.splitlines()[-1]
+    assert "--output runs" in told.splitlines()[-1]
     run.links.link("a", up=True)
     run.links.kill_node("a")
     run.links.start_node("a", cpus=2)

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 def test_the_only_node_or_the_head_of_a_cluster_dies_and_the_log_continues(folder, killed):
     """Within a minute, and announced at once; Ray's client would wait for a node, or end the process with 1."""
     slow = f"environment.env_kwargs={{pause_s: 0.05, slow: {folder}/slow}}"
-    args = ["run", "toy.yaml", "--log-dir", "runs", "--num-episodes", 200, "--set", slow]
+    args = ["run", "toy.yaml", "--output", "runs", "--num-episodes", 200, "--set", slow]
     Path("slow").touch()
     with machine(RAY_AUTH_MODE="disabled") as host:
         ports = free_ports(4)
@@ -39,9 +39,9 @@ def test_the_only_node_or_the_head_of_a_cluster_dies_and_the_log_continues(folde
     lines = [line for line in told.splitlines() if "Ray cluster" in line]
     assert len(lines) == 2, told
     assert told.splitlines()[-1] == lines[-1]
-    assert "--log-dir runs" in lines[-1]
+    assert "--output runs" in lines[-1]
     assert 0 < len(read_log("runs").rows) < 200
     Path("slow").unlink()
     assert call(*args).exit_code == 0
-    assert call(*args, "--log-dir", "undisturbed").exit_code == 0
+    assert call(*args, "--output", "undisturbed").exit_code == 0
     assert rl_eval.load("runs").fingerprint == rl_eval.load("undisturbed").fingerprint

@@ -455,7 +455,7 @@ def test_a_service_that_falls_silent_fails_the_handles(tmp_path: Path, monkeypat
 def test_a_service_whose_folder_cannot_be_written_is_named() -> None:
     config, policy = echo()
     with refused(ClusterError, "name", value="unwritable") as caught:
-        Evaluator(config, policy, name="unwritable", log_dir="/proc/nowhere")
+        Evaluator(config, policy, name="unwritable", output="/proc/nowhere")
     assert "/proc/nowhere" in str(caught.value)
     assert eventually(lambda: status("unwritable") is None)
 

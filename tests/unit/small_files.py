@@ -415,7 +415,7 @@ def _(folder: Path) -> Arguments:
 
 @bomb("log: great segment")
 def _(folder: Path) -> Arguments:
-    outcome = cli_world.call(*run_policy("random"), "--log-dir", folder / "run", "--quiet")
+    outcome = cli_world.call(*run_policy("random"), "--output", folder / "run", "--quiet")
     assert outcome.exit_code == 0, outcome.output
     sink = pa.BufferOutputStream()
     header = json.dumps({"format": 1, "session": "me"})
@@ -427,7 +427,7 @@ def _(folder: Path) -> Arguments:
 
 @bomb("log: a plan of many episodes")
 def _(folder: Path) -> Arguments:
-    outcome = cli_world.call(*run_policy("random"), "--log-dir", folder / "run", "--quiet")
+    outcome = cli_world.call(*run_policy("random"), "--output", folder / "run", "--quiet")
     assert outcome.exit_code == 0, outcome.output
     path = folder / "run" / "manifest.json"
     body = json.loads(path.read_text()) | {"num_episodes": 2**31}

@@ -172,7 +172,7 @@ def test_a_command_that_ignores_signals_completes(folder, begin, restarts):
             signal.signal(number, signal.SIG_IGN)
 
     changes = "environment.env_kwargs={pause_s: 0.01, flag: third}"
-    process = begin("run", "toy.yaml", "--set", changes, "--log-dir", "runs", *restarts, preexec_fn=ignore, **PIPED)
+    process = begin("run", "toy.yaml", "--set", changes, "--output", "runs", *restarts, preexec_fn=ignore, **PIPED)
     assert eventually(Path("third").exists, process=process)
     for number in (SIGHUP, SIGINT):
         process.send_signal(number)

@@ -131,7 +131,7 @@ CASES = [
     (1, (*RUN, *FLAKY)),
     (1, (*RUN, *FLAKY, "--require", "known_afterwards/of_agents >= 1")),
     (2, (*RUN, *SET, "evaluation.sed=1")),
-    (2, (*RUN, "--fresh")),
+    (2, (*RUN, "--force")),
     (2, (*RUN, "--episodes", "10")),
     (6, (*RUN, "-n", "1", "--require", "episode_return_ci_low >= 1")),
     (5, (*RUN, "-n", "1", "--require", "episode_return_ci_low >= 1", "--require", "episode_return_mean >= 1000")),

@@ -454,9 +454,7 @@ def test_a_policy_that_is_not_a_path_is_a_usage_error(folder, policy):
         assert "Traceback" not in outcome.output
 
 
-@pytest.mark.parametrize(
-    "command", ["show", "report", "compare", "export", "view", "run", "suite run", "replay"]
-)
+@pytest.mark.parametrize("command", ["show", "report", "compare", "export", "view", "run", "suite run", "replay"])
 def test_an_argument_that_is_too_long_for_a_path_is_a_usage_error(folder, command):
     several = [LONG, LONG] if command == "compare" else [LONG]
     outcome = call(*command.split(), *several)

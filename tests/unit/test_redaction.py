@@ -384,7 +384,7 @@ def test_a_renewed_token_is_in_no_fault_and_no_file(
     """Also in an environment with its own process, whose variables the runner does not know."""
     monkeypatch.setenv("SIM_TOKEN", secret("at start"))
     config = EvalConfig().environment(Renews).policy(lambda observations: np.zeros(len(observations), np.int64))
-    result = evaluate(config.runners(runner=runner).evaluation(num_episodes=2), log_dir=tmp_path / "log")
+    result = evaluate(config.runners(runner=runner).evaluation(num_episodes=2), output=tmp_path / "log")
     result.save(tmp_path / "result")
     assert len(result.faults) == 6
     assert all("cannot log in with ***" in f"{fault.message} {fault.traceback}" for fault in result.faults)

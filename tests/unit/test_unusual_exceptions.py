@@ -265,7 +265,7 @@ def test_a_forked_child_never_continues_as_an_evaluator(runner: str, child: str,
     function, code = CHILDREN[child]
     expected = evaluate(config(runner, "nowhere", int))
     folder, statuses = tmp_path / "run", tmp_path / "statuses"
-    result = evaluate(config(runner, place, forking(function, statuses)), log_dir=folder)
+    result = evaluate(config(runner, place, forking(function, statuses)), output=folder)
     assert (result.fingerprint, len(result.faults)) == (expected.fingerprint, 0)
     assert {int(line) for line in statuses.read_text().split()} == {code}
     assert load(folder).fingerprint == expected.fingerprint
