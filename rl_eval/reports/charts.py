@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from rl_eval.results.stats.aggregate import histogram_edges
+
+Values: TypeAlias = npt.NDArray[np.float64]
 
 WIDTH: Final = 540.0
 HEIGHT: Final = 250.0
@@ -45,7 +47,7 @@ class Axis:
     whole: bool = False
     """Whether only whole numbers are meaningful."""
 
-    def place(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    def place(self, values: npt.ArrayLike) -> Values:
         """Return the positions of values in pixels, clipped to the ends."""
         share = (np.clip(np.asarray(values, np.float64), self.low, self.high) - self.low) / (self.high - self.low)
         return np.asarray(self.start + share * (self.end - self.start))
@@ -130,7 +132,7 @@ class Row(NamedTuple):
 
 
 def estimates(
-    title: str, label: str, rows: Sequence[Row], *, within: Sequence[float] = (), reference: float | None = None
+    title: str, label: str, rows: Sequence[Row], *, within: Sequence[float] = (), samples: Sequence[Values] = ()
 ) -> Plot | None:
     """Return a chart with a dot and an interval in each row, or None if no value can be drawn.
 
@@ -138,55 +140,27 @@ def estimates(
         title: Title of the chart.
         label: Meaning of the values, for the axis.
         rows: The numbers, from top to bottom.
-        within: Values that the axis contains, such as the bounds of a score.
-        reference: Value to mark in all rows.
+        within: Values that the axis contains, such as the bounds of a score. A single one is marked in all rows.
+        samples: Values of each row, which are drawn as a histogram.
     """
-    marked = [] if reference is None else [reference]
-    shown = [*within, *marked, *(end for row in rows for end in (row.value, row.low, row.high, *row.parts))]
-    x = axis_over(label, shown, _RIGHT, WIDTH - _RIGHT)
+    drawn = [_drawable(values) for values in samples]
+    edges = histogram_edges(np.concatenate(drawn)) if sum(map(len, drawn)) else np.zeros(0)
+    shown = (end for row in rows for end in (row.value, row.low, row.high, *row.parts))
+    x = axis_over(label, [*within, *edges, *shown], _RIGHT, WIDTH - _RIGHT)
     if x is None:
         return None
-    y, height = _row_axis(len(rows), _ROW)
-    shapes = [_path("equal", x.place([value] * 2), [y.start, y.end]) for value in marked]
+    step = _ROW + _BARS if samples else _ROW
+    height = _TOP + step * len(rows) + _BOTTOM
+    y, names = Axis("", 0.0, 1.0, height - _BOTTOM, _TOP), []
+    shapes = [_path("equal", x.place([*within] * 2), [y.start, y.end])] if len(within) == 1 else []
     for place, row in enumerate(rows):
-        shapes += _estimate(x, row, _TOP + _ROW * (place + 0.72))
-    return Plot(title, x, y, shapes, height=height, rows=_names(rows, _ROW))
-
-
-def ridges(title: str, label: str, rows: Sequence[tuple[Row, npt.NDArray[np.float64]]]) -> Plot | None:
-    """Return the histograms of several samples over one axis, or None if no value can be drawn.
-
-    Args:
-        title: Title of the chart.
-        label: Meaning of the values, for the axis.
-        rows: Mean and values of each sample.
-    """
-    x = axis_over(label, np.concatenate([values for _, values in rows]), _RIGHT, WIDTH - _RIGHT, margin=0.02)
-    if x is None:
-        return None
-    drawn = [values[(values >= x.low) & (values <= x.high)] for _, values in rows]
-    edges = histogram_edges(np.concatenate(drawn))
-    x = Axis(label, min(x.low, float(edges[0])), max(x.high, float(edges[-1])), x.start, x.end)
-    step = _ROW + _BARS
-    y, height = _row_axis(len(rows), step)
-    shapes = list[Shape]()
-    for place, ((row, _), values) in enumerate(zip(rows, drawn, strict=True)):
-        floor = _TOP + step * place + 20 + _BARS
-        shapes += _bars(x, Axis("", 0.0, _most(values, edges), floor, floor - _BARS), values, edges)
-        shapes += _estimate(x, row, floor + 9)
-    caption = "Bars show numbers of episodes. Each result has its own vertical scale."
-    return Plot(title, x, y, shapes, caption=caption, height=height, rows=_names([row for row, _ in rows], step))
-
-
-def _row_axis(count: int, step: float) -> tuple[Axis, float]:
-    """Return the vertical axis of a chart with rows, and the height of the chart."""
-    height = _TOP + step * count + _BOTTOM
-    return Axis("", 0.0, 1.0, height - _BOTTOM, _TOP), height
-
-
-def _names(rows: Sequence[Row], step: float) -> list[tuple[float, str, str]]:
-    names = [row.name if len(row.name) <= _MOST_NAME else f"…{row.name[1 - _MOST_NAME :]}" for row in rows]
-    return [(_TOP + step * place + 14, names[place], row.text) for place, row in enumerate(rows)]
+        base = _TOP + step * (place + 1) - 13
+        shapes += _bars(x, drawn[place], edges, base - 9, _BARS) if len(edges) else []
+        shapes += _estimate(x, row, base)
+        name = row.name if len(row.name) <= _MOST_NAME else f"…{row.name[1 - _MOST_NAME :]}"
+        names.append((_TOP + step * place + 14, name, row.text))
+    caption = "Bars show numbers of episodes. Each result has its own vertical scale." if samples else ""
+    return Plot(title, x, y, shapes, caption=caption, height=height, rows=names)
 
 
 def _estimate(x: Axis, row: Row, height: float) -> Iterator[Shape]:
@@ -200,61 +174,49 @@ def _estimate(x: Axis, row: Row, height: float) -> Iterator[Shape]:
             yield Shape("circle", css, at, f"{row.name}: {value:,.6g}")
 
 
-def histogram(
-    values: npt.NDArray[np.float64],
-    label: str,
-    title: str,
-    *,
-    marks: Sequence[tuple[str, str, float]] = (),
-    interval: tuple[str, float, float] = ("", math.nan, math.nan),
-) -> Plot | None:
-    """Return a histogram, or None if no value can be drawn.
+def histogram(values: Values, label: str, mean: Row, *, marks: Sequence[tuple[str, str, float]] = ()) -> Plot | None:
+    """Return a histogram with the mean and its interval above the bars, or None if no value can be drawn.
 
     Args:
         values: The values, shape (n,).
         label: Meaning of the values, for the axis.
-        title: Title of the chart.
+        mean: Mean of the values. Its name is the title of the chart.
         marks: Vertical lines, each with a CSS class, a meaning and a value.
-        interval: Meaning and ends of an interval; NaN if there is no interval.
     """
-    x = axis_over(label, values, _LEFT, WIDTH - _RIGHT, margin=0.02)
-    if x is None:
+    drawn = _drawable(values)
+    if not len(drawn):
         return None
-    drawn = values[(values >= x.low) & (values <= x.high)]
     edges = histogram_edges(drawn)
-    x = Axis(label, min(x.low, float(edges[0])), max(x.high, float(edges[-1])), x.start, x.end)
-    y = Axis("episodes", 0.0, _most(drawn, edges) * 1.15, HEIGHT - _BOTTOM, _TOP, whole=True)
-    shapes, known = [*_bars(x, y, drawn, edges)], [mark for mark in marks if math.isfinite(mark[2])]
-    key = [("bar", "episodes"), *((css, meaning) for css, meaning, _ in known)]
-    meaning, low, high = interval
-    if math.isfinite(low + high):
-        left, right = x.place([low, high])
-        frame = [left, left, right, right], [y.start, y.end, y.end, y.start]
-        shapes += [_path("halo", *frame), _path("end", *frame, f"{meaning}: {low:,.6g} to {high:,.6g}")]
-        key.append(("end", meaning))
-    for css, meaning, value in known:
-        shapes.append(_path(css, x.place([value] * 2), [y.start, y.end], f"{meaning} {value:,.6g}"))
+    x = axis_over(label, [*edges, mean.low, mean.high], _LEFT, WIDTH - _RIGHT, margin=0.02)
+    assert x is not None
+    y = Axis("episodes", 0.0, 1.2 * np.histogram(drawn, edges)[0].max(), HEIGHT - _BOTTOM, _TOP, whole=True)
+    shapes = [*_bars(x, drawn, edges, y.start, (y.start - y.end) / 1.2)]
+    for css, _, value in marks:
+        shapes.append(_path(css, x.place([value] * 2), [y.start, y.end], f"{value:,.6g}"))
+    shapes += _estimate(x, mean, _TOP + 10)
     lost = len(values) - len(drawn)
     caption = f"{lost:,} values are not drawn, because they are too large or not finite." if lost else ""
-    return Plot(title, x, y, shapes, key=key, caption=caption)
+    key = [("bar", "episodes"), ("whisker", "mean and interval"), *((css, meaning) for css, meaning, _ in marks)]
+    return Plot(mean.name, x, y, shapes, key=key, caption=caption)
 
 
-def _most(values: npt.NDArray[np.float64], edges: npt.NDArray[np.float64]) -> float:
-    """Return the number of values in the highest bar; 1 if there are no values."""
-    return float(max(1, np.histogram(values, edges)[0].max()))
+def _drawable(values: Values) -> Values:
+    return values[np.abs(values) <= _WIDEST]
 
 
-def _bars(x: Axis, y: Axis, values: npt.NDArray[np.float64], edges: npt.NDArray[np.float64]) -> Iterator[Shape]:
+def _bars(x: Axis, values: Values, edges: Values, floor: float, height: float) -> Iterator[Shape]:
+    """Yield the bars of a histogram that stands on ``floor``. The highest bar has the given height."""
     counts, _ = np.histogram(values, edges)
     for low, high, count in zip(edges[:-1].tolist(), edges[1:].tolist(), counts.tolist(), strict=True):
-        (left, right), top = x.place([low, high]), y.place(count)
-        at = {"x": left, "y": top, "width": max(right - left - (right - left > 4), 0.5), "height": y.start - top}
-        chosen = {name: _px(value) for name, value in at.items()} | {"data-low": f"{low}", "data-high": f"{high}"}
         if count:
+            left, right = x.place([low, high])
+            tall, gap = height * count / counts.max(), right - left > 4
+            at = {"x": left, "y": floor - tall, "width": max(right - left - gap, 0.5), "height": tall}
+            chosen = {name: _px(value) for name, value in at.items()} | {"data-low": f"{low}", "data-high": f"{high}"}
             yield Shape("rect", "bar", chosen, f"{low:,.6g} to {high:,.6g}: {count:,} episodes")
 
 
-def running_mean(places: npt.NDArray[np.int64], values: npt.NDArray[np.float64], confidence: float) -> Plot | None:
+def running_mean(places: npt.NDArray[np.int64], values: Values, confidence: float) -> Plot | None:
     """Return a plot of the mean of the first n episodes for every n, with Student t limits.
 
     The result is None if there are too few values.

@@ -17,7 +17,7 @@ from rl_eval.errors.redaction import redact, redact_text
 from rl_eval.records.agents import agent_columns, agents_in
 from rl_eval.records.episode import Fault
 from rl_eval.records.plain import leaves
-from rl_eval.reports.charts import Plot, Row, estimates, histogram, means, ridges, running_mean
+from rl_eval.reports.charts import Plot, Row, estimates, histogram, means, running_mean
 from rl_eval.reports.page import Line, Page, Table
 from rl_eval.reports.pages import Write, page_of, result_page, with_ends, writer
 from rl_eval.results.comparison import compare
@@ -62,12 +62,11 @@ _NUMBER: Final = re.compile(r"[0-9]{1,15}")
 
 def run_page(result: EvalResult) -> Page:
     """Return the page of a result for a browser, with plots and more tables, but without the episodes."""
-    rows, interval, page = result.counted_rows, result.interval, result_page(result)
-    ends = (f"{_level(result)} of the mean", interval.low, interval.high)
-    marks = [("mean", "mean", result.aggregates.mean), ("median", "median", result.aggregates.median)]
-    without, title = _without_intervals(result), f"Returns of {len(rows):,} episodes"
+    rows, page = result.counted_rows, result_page(result)
+    mean = _row(f"Returns of {len(rows):,} episodes", result.aggregates.mean, result.interval)
+    without, marks = _without_intervals(result), [("median", "median", result.aggregates.median)]
     figures = [
-        histogram(rows["episode_return"], "return", title, marks=marks, interval=ends),
+        histogram(rows["episode_return"], "return", mean, marks=marks),
         None if without else running_mean(rows["index"], rows["episode_return"], result.confidence),
     ]
     places = decimals(result.aggregates.sem, result.aggregates.mean)
@@ -226,11 +225,11 @@ def overview(results: Mapping[str, EvalResult]) -> Page:
     level = _level(next(iter(results.values())))
     rates = {name: row for name, result in results.items() if (row := _success(name, result))}
     returns = {name: _mean_return(name, result) for name, result in results.items()}
-    samples = [(row, results[name].counted_rows["episode_return"]) for name, row in returns.items()]
+    samples = [result.counted_rows["episode_return"] for result in results.values()]
     figures = [
-        estimates(f"Success rates with {level}s", "success rate in %", list(rates.values()), within=(0, 100)),
-        estimates(f"Mean returns with {level}s", "mean return", list(returns.values())),
-        ridges("Returns of the episodes, with mean and interval", "return", samples),
+        estimates(f"Success rates with {level}s", "success rate in %", [*rates.values()], within=(0, 100)),
+        estimates(f"Mean returns with {level}s", "mean return", [*returns.values()]),
+        estimates("Returns of the episodes, with mean and interval", "return", [*returns.values()], samples=samples),
         _curve(list(results.values())),
     ]
     metrics = list(dict.fromkeys(key for result in results.values() for key in result.metrics))
@@ -264,7 +263,7 @@ def _mean_return(name: str, result: EvalResult) -> Row:
     return _row(f"{name}, {part}", mean, interval, writer(interval_places(interval, mean)))
 
 
-def _row(name: str, value: float, interval: Interval, write: Write, scale: float = 1.0) -> Row:
+def _row(name: str, value: float, interval: Interval, write: Write = number, scale: float = 1.0) -> Row:
     low, high = interval.low, interval.high
     text = with_ends(value, low, high, write) if interval.exists else f"{write(value)} (no interval)"
     return Row(name, scale * value, scale * low, scale * high, text)
@@ -343,12 +342,12 @@ def _against(results: Mapping[str, EvalResult], base: str) -> Against:
     beyond = [f"Only {_MOST_PAIRS} results are compared with {base}. Use rl-eval compare for others."]
     notes = few * (len(results) > _MOST_BASELINES) + beyond * (len(others) > _MOST_PAIRS)
     notes += filter(None, [several(len(rows), "comparisons", first.confidence)])
-    return Against(base, estimates(title, what, rows, reference=0.0) if rows else None, pages, notes)
+    return Against(base, estimates(title, what, rows, within=(0,)) if rows else None, pages, notes)
 
 
 def _differences(a: EvalResult, b: EvalResult, mean: Row) -> Plot | None:
     """Return the histogram of the paired differences."""
     first, second = (side.table.rows["episode_return"][a.counted & b.counted] for side in (a, b))
-    marks = [("mean", "mean", mean.value), ("equal", "no difference", 0.0)]
-    title, ends = f"Difference of the returns in {len(first):,} pairs", (_level(a), mean.low, mean.high)
-    return histogram(second - first, "difference of returns, b minus a", title, marks=marks, interval=ends)
+    title = f"Difference of the returns in {len(first):,} pairs, with {_level(a)} of the mean"
+    marks = [("equal", "no difference", 0.0)]
+    return histogram(second - first, "difference of returns, b minus a", mean._replace(name=title), marks=marks)

@@ -113,16 +113,8 @@ class RunServer(socketserver.ThreadingTCPServer):
         rows = {id_: (run, run.cells) for id_, run in self._runs.items()}
         shown = used((HEADINGS[-1], *HEADINGS[:-1], "weights"), [cells for _, cells in rows.values()])
         metrics = dict.fromkeys(key for run in self._runs.values() for key in run.metrics)
-        return render_template(
-            "index.html.j2",
-            asset("table.js"),
-            form="'self'",
-            title=title,
-            headings=[*shown, *metrics],
-            shown=len(shown),
-            runs=rows,
-            count=count,
-        )
+        values: dict[str, Any] = {"title": title, "headings": [*shown, *metrics], "shown": len(shown), "count": count}
+        return render_template("index.html.j2", asset("table.js"), form="'self'", runs=rows, **values)
 
     def _source(self, run: ListedRun) -> Source:
         path = str(self._folder / run.path)

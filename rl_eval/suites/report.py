@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from rl_eval.atomic_write import write_bytes
@@ -149,18 +149,12 @@ def _of_all_runs(makers: Mapping[str, Callable[[], str]], notes: list[str]) -> I
 def _page(result: SuiteResult, drawn: Mapping[str, Figure], folder: Path, cells: Path) -> str:
     images = {name: base64.b64encode(picture(figure, "svg")).decode() for name, figure in drawn.items()}
     meanings = [(TITLES[name], table.details) for name, table in _tables(result).items() if table.details]
-    content = result.page
     terms = PageTable("Definitions and intervals", ("table", "meaning"), meanings, folded=True)
-    return render_template(
-        "suite.html.j2",
-        generator=_GENERATOR,
-        images="data:",
-        title=result.definition.suite,
-        content=replace(content, sections=[*content.sections, terms]),
-        charts=list(_charts(result)),
-        figures=[(TITLES[name], image, name) for name, image in images.items() if name != "tasks"],
-        films=list(_films(result, folder, cells)),
-    )
+    content, title = result.page, result.definition.suite
+    shown: dict[str, Any] = {"charts": list(_charts(result)), "films": list(_films(result, folder, cells))}
+    shown["figures"] = [(TITLES[name], image, name) for name, image in images.items() if name != "tasks"]
+    shown["content"] = replace(content, sections=[*content.sections, terms])
+    return render_template("suite.html.j2", generator=_GENERATOR, images="data:", title=title, **shown)
 
 
 def _charts(result: SuiteResult) -> Iterator[Plot]:

@@ -22,7 +22,7 @@ from scipy import stats
 from rl_eval.cli.exits import ExitCode
 from rl_eval.recording.video_selection import video_name, videos_of
 from rl_eval.records.episode import Outcome
-from rl_eval.reports.charts import WIDTH, Plot, Row, axis_over, estimates, histogram, means, ridges, running_mean
+from rl_eval.reports.charts import WIDTH, Plot, Row, axis_over, estimates, histogram, means, running_mean
 from rl_eval.reports.html import Source, episode_data, pack, render
 from rl_eval.reports.pages import result_page
 from rl_eval.reports.report import comparisons, group_tables, overview, run_page
@@ -101,6 +101,14 @@ def test_a_report_holds_the_page_of_its_result() -> None:
     shown = Elements(page(result)).shown
     lines = [line for section in result_page(result).sections for line in section]
     assert {"mean return", "success", "episodes", "determinism"} <= {line.label for line in lines}
+    [chart, *_] = [section for section in run_page(result).sections if isinstance(section, Plot)]
+    [whisker] = [shape for shape in chart.shapes if shape.css == "whisker"]
+    drawn = [float(point.split()[0]) for point in whisker.at["d"][1:].split("L")]
+    assert [min(drawn), max(drawn)] == pytest.approx(
+        chart.x.place([result.interval.low, result.interval.high]), abs=0.06
+    )
+    tops = [float(bar.at["y"]) for bar in chart.shapes if bar.css == "bar"]
+    assert float(whisker.at["d"].rpartition(" ")[2]) < min(tops), "the interval is hidden by the bars"
     for text in [line.strong for line in lines] + [line.rest for line in lines] + result.notes:
         assert " ".join(text.split()) in shown
     assert f"{result.interval.low:.1f} to {result.interval.high:.1f}" in shown
@@ -507,10 +515,10 @@ def test_charts_can_be_drawn_of_any_numbers(values: list[float]) -> None:
     """NaN, infinities, equal and extreme values leave the page whole."""
     array = np.array(values)
     ends = [(value, value) for value in values]
-    check_drawn(histogram(array, "x", "X", marks=[("mean", "mean", values[0])], interval=("ends", *ends[0])))
     row = Row("x", values[0], values[-1], values[0], "", values[:2])
-    check_drawn(estimates("X", "x", [row, row], reference=values[-1]))
-    check_drawn(ridges("X", "x", [(row, array), (row, array[1:])]))
+    check_drawn(histogram(array, "x", row, marks=[("median", "median", 0.0)]))
+    check_drawn(estimates("X", "x", [row, row], within=values[-1:]))
+    check_drawn(estimates("X", "x", [row, row], samples=[array, array[1:]]))
     check_drawn(running_mean(np.arange(len(array)), array, 0.95))
     check_drawn(means(range(len(values)), values, ends, "step"))
 
@@ -530,7 +538,7 @@ def test_ticks_are_round_and_on_the_axis(low: float, width: float) -> None:
 @pytest.mark.parametrize("values", [np.arange(30.0) % 7, np.random.default_rng(0).normal(size=999), np.full(9, 3.5)])
 def test_a_histogram_counts_every_value_once(values: np.ndarray) -> None:
     """Bars say how many values they stand for; their ranges do not overlap."""
-    plot = histogram(values, "return", "Returns")
+    plot = histogram(values, "return", Row("Returns", values.mean(), math.nan, math.nan, ""))
     assert plot is not None
     bars = [shape for shape in plot.shapes if shape.css == "bar"]
     assert sum(int(bar.title.rpartition(": ")[2].split()[0].replace(",", "")) for bar in bars) == len(values)
