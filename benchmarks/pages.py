@@ -1,7 +1,8 @@
 """Pages of the docs whose benchmark tables are made from the committed results.
 
-A page has a table between ``<!-- benchmark: NAME -->`` and ``<!-- end of benchmark -->``, and a single number within a
-sentence between ``<!-- figure: NAME -->`` and ``<!-- end of figure -->``. What belongs to a benchmark without committed
+A page has a table between ``<!-- benchmark: NAME -->`` and ``<!-- end of benchmark -->``, with the machine and the
+versions, or with ``<!-- benchmark: NAME, short -->`` the name of the file that has them. A single number within a sentence
+is between ``<!-- figure: NAME -->`` and ``<!-- end of figure -->``. What belongs to a benchmark without committed
 results stays as it is written.
 """
 
@@ -31,7 +32,7 @@ FIGURES: Final[Mapping[str, Callable[[Sequence[Row]], str]]] = {
 }
 
 _BLOCK: Final = re.compile(
-    r"^(<!-- benchmark: (\w+) -->\n)(.*?)^(<!-- end of benchmark -->)$", re.DOTALL | re.MULTILINE
+    r"^(<!-- benchmark: (\w+)(, short)? -->\n)(.*?)^(<!-- end of benchmark -->)$", re.DOTALL | re.MULTILINE
 )
 _FIGURE: Final = re.compile(r"(<!-- figure: (\w+) -->)([^<\n]*)(<!-- end of figure -->)")
 _MARKUP: Final = re.compile(r"[\\`*{}\[\]|]|(?<![^\W_])_|_(?![^\W_])")
@@ -73,7 +74,7 @@ def generated(text: str, results: Path = RESULTS) -> str:
 
     def block(match: re.Match[str]) -> str:
         found = read(match[2], table.TABLES, results)
-        return match[0] if found is None else f"{match[1]}\n{_body(found)}\n{match[4]}"
+        return match[0] if found is None else f"{match[1]}\n{_body(found, short=bool(match[3]))}\n{match[5]}"
 
     def figure(match: re.Match[str]) -> str:
         found = read(match[2], FIGURES, results)
@@ -90,9 +91,11 @@ def read(name: str, known: Mapping[str, Any], results: Path = RESULTS) -> dict[s
     return json.loads(path.read_text()) if path.exists() else None
 
 
-def _body(found: dict[str, Any]) -> str:
-    text = "\n".join(map(markdown, table.TABLES[found["settings"]["name"]](found["rows"])))
-    return f"{text}\n{provenance.line(found)}\n"
+def _body(found: dict[str, Any], *, short: bool) -> str:
+    name = found["settings"]["name"]
+    text = "\n".join(map(markdown, table.TABLES[name](found["rows"])))
+    source = f"Machine and versions: `benchmarks/results/{name}.json`." if short else provenance.line(found)
+    return f"{text}\n{source}\n"
 
 
 def markdown(shown: Table) -> str:

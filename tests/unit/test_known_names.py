@@ -35,7 +35,8 @@ def rows() -> dict[str, tuple[str, str]]:
     found: dict[str, tuple[str, str]] = {}
     for line in PAGE.read_text().partition("## Names that you know")[2].splitlines():
         if line.startswith("| `"):
-            names, here, remark = (cell.strip() for cell in line.strip("|").split("|"))
+            names, cell = (cell.strip() for cell in line.strip("|").split("|"))
+            here, _, remark = cell.partition(": " if cell.startswith("none") else "; ")
             for name in re.findall(r"`([^`]+)`", names):
                 assert name not in found, f"{name} has two rows"
                 found[name] = here, remark
@@ -62,7 +63,7 @@ def exists(code: str) -> bool:
 
 @pytest.mark.parametrize("name", sorted(rows()))
 def test_a_counterpart_exists_or_there_is_a_reason(name: str) -> None:
-    """In the second column one, or ``none`` with a reason in the third; whatever the third names exists, too."""
+    """In the second column one, or ``none`` with a reason; whatever the remark after it names exists, too."""
     here, remark = rows()[name]
     if here == "none":
         assert remark, f"{name}: say why it has no counterpart"

@@ -21,7 +21,7 @@ from rl_eval.cli.exits import EXIT_CODES
 from rl_eval.config.builder import EvalConfig
 from rl_eval.config.settings import SECTIONS, needs_processes
 from rl_eval.records.episode import COLUMNS, EpisodeRecord
-from tests.unit.test_architecture import LAYERS, ROOT, files, imports_of, targets
+from tests.unit.test_architecture import LAYERS, ROOT, files
 
 DOCS = Path(__file__).parents[2] / "docs"
 PART = re.compile(
@@ -102,19 +102,12 @@ def columns_page() -> str:
 
 
 def layers_page() -> str:
-    """Return the drawing of the package: its parts from top to bottom, with what each is and what it imports."""
-    graph = {part: set[str]() for part in reversed(LAYERS)}
-    titles = {}
-    for name, path in files(ROOT).items():
-        if (part := name.split(".")[0]) in graph:
-            reached = {other.split(".")[0] for found in imports_of(path, ROOT) for other in targets(found, ROOT)}
-            graph[part] |= reached & graph.keys() - {part}
-            if name == part:
-                titles[part] = (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")[0]
-    lines = ["| part | what it is | imports |", "|---|---|---|"]
-    for part, below in graph.items():
-        names = ", ".join(f"`{other}`" for other in graph if other in below)
-        lines.append(f"| `{part}` | {one_line(titles[part])} | {names} |")
+    """Return the drawing of the package: its parts from top to bottom, with what each is."""
+    paths = files(ROOT)
+    lines = ["| part | what it is |", "|---|---|"]
+    for part in reversed(LAYERS):
+        title = (ast.get_docstring(ast.parse(paths[part].read_text())) or "").split("\n\n")[0]
+        lines.append(f"| `{part}` | {one_line(title)} |")
     return "\n".join([*lines, ""])
 
 
