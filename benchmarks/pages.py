@@ -1,9 +1,9 @@
 """Pages of the docs whose benchmark tables are made from the committed results.
 
 A page has a table between ``<!-- benchmark: NAME -->`` and ``<!-- end of benchmark -->``, with the machine and the
-versions, or with ``<!-- benchmark: NAME, short -->`` the name of the file that has them. A single number within a sentence
-is between ``<!-- figure: NAME -->`` and ``<!-- end of figure -->``. What belongs to a benchmark without committed
-results stays as it is written.
+versions, or with ``<!-- benchmark: NAME, short -->`` the name of the file that has them. A single number within a
+sentence is between ``<!-- figure: NAME -->`` and ``<!-- end of figure -->``. What belongs to a benchmark without
+committed results stays as it is written.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 ``data`` reads logged episodes. ``target`` builds the target policy. ``estimators`` computes the sums of weighted
 returns, and ``fitted_q`` fits a model of action values. ``estimate`` computes the estimates with intervals and
-verdicts. See ``docs/off_policy.md``.
+verdicts. See ``docs/trajectories.md``.
 """
 
 from rl_eval.ope.data import LoggedEpisodes, load_episodes

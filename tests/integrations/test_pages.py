@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ NEEDS = {
     "coming_from_rllib": "ormsgpack",
     "coming_from_sb3": "sb3_contrib",
     "coming_from_torchrl": "torchrl",
-    "watch": "stable_baselines3",
+    "training": "stable_baselines3",
 }
 BIRDS = """
 import gymnasium as gym
@@ -91,8 +92,9 @@ def command_line(patch: pytest.MonkeyPatch) -> dict[str, Any]:
     return {}
 
 
-def checkpoints(patch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Two folders of checkpoints, and what is to be done with each."""
+def training(patch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A training that makes great steps and changes nothing, and two folders of checkpoints."""
+    import torch
     from stable_baselines3 import PPO
 
     settings = {"environment": {"env": "CartPole-v1"}, "policy": {"policy": "rl_eval.policies.mlp:make_mlp"}}
@@ -103,7 +105,10 @@ def checkpoints(patch: pytest.MonkeyPatch) -> dict[str, Any]:
     for step, name in ((1, "early"), (2, "final")):
         shutil.copy(f"configs/weights/cartpole_ppo_{name}.safetensors", f"runs/ppo/model_{step}.safetensors")
         PPO("MlpPolicy", "CartPole-v1").save(f"runs/sb3/model_{step}_steps.zip")
-    return {}
+    module, steps = torch.nn.Linear(4, 2), count(250_000, 250_000)
+    config = EvalConfig().environment("CartPole-v1").runners(num_runners=0).evaluation(num_episodes=2)
+    names = {"config": config, "module": module, "chosen": module, "policy": module, "step": 0}
+    return {**names, "train": lambda module: next(steps)}
 
 
 def rllib(patch: pytest.MonkeyPatch) -> dict[str, Any]:
@@ -147,7 +152,7 @@ BEFORE: dict[str, Callable[[pytest.MonkeyPatch], dict[str, Any]]] = {
     "coming_from_rllib": rllib,
     "coming_from_sb3": sb3,
     "coming_from_torchrl": torchrl,
-    "watch": checkpoints,
+    "training": training,
 }
 """What a page takes for granted: it makes the files, and returns the names."""
 

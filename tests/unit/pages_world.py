@@ -22,19 +22,24 @@ DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.glob("*.md"), *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY"))])
 GUIDES = [DOCS / f"{name}.md" for name in ("index", "tutorial", "concepts", "howto", "troubleshooting")]
 FOLLOWED = {
-    "tests/cluster/test_pages.py": ("loggers", "service", "worker_interface"),
-    "tests/integrations/test_pages.py": ("cli", "coming_from_rllib", "coming_from_sb3", "coming_from_torchrl", "watch"),
+    "tests/cluster/test_pages.py": ("worker_interface",),
+    "tests/integrations/test_pages.py": (
+        "cli",
+        "coming_from_rllib",
+        "coming_from_sb3",
+        "coming_from_torchrl",
+        "training",
+    ),
     "tests/unit/test_extending.py": ("extending",),
     "tests/unit/test_multi_agent.py": ("multi_agent",),
-    "tests/unit/test_ope.py": ("off_policy",),
+    "tests/unit/test_ope.py": ("trajectories",),
     "tests/unit/test_report_docs.py": ("report",),
 }
 """Tests that follow pages of their own; ``tests/unit/test_docs_site.py`` follows all others that have code."""
 NOT_FOLLOWED = {
     "benchmarks": "hours of measurements",
-    "cluster": "machines and clouds; test_jobs.py and test_ray_submit.py do on one machine what it shows",
+    "cluster": "machines and clouds; test_jobs.py and test_ray_submit.py try its commands, test_pages.py its Python",
     "CONTRIBUTING": "all of CI",
-    "environments": "simulators of other people, in an environment of their own",
 }
 """Pages that need more than a test has."""
 PROGRAMS = {
@@ -107,7 +112,7 @@ class Reader:
             if block.title:
                 self._save(block)
             elif block.language == "python":
-                exec(compile(self._here(block.text), str(page), "exec"), self.names)
+                self._execute(block, page)
             elif block.language == "console":
                 for command, shown in commands(block.text):
                     if command.split()[-1] not in PROGRAMS:
@@ -119,6 +124,15 @@ class Reader:
                 assert block.language == "text", f"{page.name} has a block of {block.language!r}: who executes it?"
         written = {block.title for block in blocks(page) if block.title and block.language == "python"}
         assert written - PROGRAMS.keys() <= {Path(path).name for path in _files_of(self.folder)}, "not imported"
+
+    def python(self, page: Path) -> None:
+        """Run the Python of a page whose commands need more than a test has."""
+        for block in blocks(page):
+            if block.language == "python" and not block.title:
+                self._execute(block, page)
+
+    def _execute(self, block: Block, page: Path) -> None:
+        exec(compile(self._here(block.text), str(page), "exec"), self.names)
 
     def _here(self, text: str) -> str:
         """Return what a page says, with its folders at the root of the disk in that of the reader."""

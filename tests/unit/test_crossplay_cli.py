@@ -19,7 +19,7 @@ from tests.unit.pages_world import DOCS, blocks
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder with the files of the example."""
-    for block in blocks(DOCS / "crossplay.md"):
+    for block in blocks(DOCS / "multi_agent.md"):
         if block.title:
             (tmp_path / block.title).write_text(block.text)
     monkeypatch.chdir(tmp_path)

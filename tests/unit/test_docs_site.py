@@ -11,7 +11,8 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -46,11 +47,6 @@ from tests.unit.pages_world import (
 HERE = "tests/unit/test_docs_site.py"
 PROGRAMS = {"tune_gain.py": "ray.tune", "optuna_gain.py": "optuna"}
 """Files of the how-to that are run by themselves, and what they need."""
-NEEDS = {
-    "video": [pytest.mark.process],
-    "trajectories": [pytest.mark.skipif(find_spec("minari") is None, reason="Minari is for Python 3.11 and newer")],
-}
-"""Marks of pages: videos are encoded by ffmpeg."""
 
 
 # ------------------------------------------------------------------------------ what is shown runs
@@ -85,25 +81,6 @@ def package() -> dict[str, Any]:
     ):
         Path(f"my_pkg/{name}.py").write_text(text)
     return {}
-
-
-def videos() -> dict[str, Any]:
-    """The config of the page with short episodes: a frame takes longer than a step."""
-    text = Path("configs/local.yaml").read_text()
-    Path("configs").unlink()
-    Path("configs").mkdir()
-    Path("configs/local.yaml").write_text(text + "  max_episode_steps: 30\n")
-    Path("configs/weights").symlink_to(ROOT / "configs/weights")
-    return {"config": cartpole().evaluation(max_episode_steps=30), "policy": balance}
-
-
-def training() -> dict[str, Any]:
-    """A training that makes great steps and changes nothing."""
-    import torch
-
-    steps = iter(range(250_000, 2_000_000, 250_000))
-    module = torch.nn.Linear(4, 2)
-    return {"config": cartpole(), "module": module, "chosen": module, "step": 0, "train": lambda module: next(steps)}
 
 
 AGENT = """
@@ -156,20 +133,15 @@ def balance(observations: Any) -> Any:
 
 
 BEFORE: dict[str, Callable[[], dict[str, Any]]] = {
-    "coming_from_cleanrl": cleanrl,
-    "evaluator": lambda: {**training(), "train": lambda module: None},
     "faults": lambda: {"config": cartpole().policy(balance)},
+    "howto": cleanrl,
     "log": log,
     "testing": package,
-    "training_loops": training,
-    "video": videos,
 }
 """What a page takes for granted: it makes the files, and returns the names."""
 
 
-@pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=NEEDS.get(page.stem, ()), id=page.stem) for page in pages(HERE)]
-)
+@pytest.mark.parametrize("page", pages(HERE), ids=lambda page: page.stem)
 def test_a_page_can_be_followed(reader: Reader, page: Path) -> None:
     """All its Python runs, and every command prints what is shown and ends with the code that is shown."""
     reader.names |= BEFORE.get(page.stem, dict)()
@@ -230,6 +202,16 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Serve a folder to a browser, and yield the address."""
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=folder)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
 @pytest.mark.slow
 @pytest.mark.process
 def test_no_page_of_the_site_loads_anything_from_elsewhere(site: Path) -> None:
@@ -244,26 +226,37 @@ def test_no_page_of_the_site_loads_anything_from_elsewhere(site: Path) -> None:
 def test_the_search_finds_the_page_that_answers(site: Path) -> None:
     """The first result of what a user types is in a guide, and not in a reference that only has the words."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=site)
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
     wanted = {
         "max episode steps": "howto.html#max-episode-steps",
-        "W%26B": "loggers.html",
+        "W%26B": "training.html#loggers",
         "exception in env.step": "troubleshooting.html#an-exception-in-envstep-or-in-reset",
     }
-    with playwright.sync_playwright() as started:
+    with playwright.sync_playwright() as started, served(site) as address:
         browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for query, place in wanted.items():
             page = browser.new_page()
-            page.goto(f"http://127.0.0.1:{server.server_port}/index.html?q={query}")
+            page.goto(f"{address}/index.html?q={query}")
             page.wait_for_selector(".md-search-result__item a", state="attached")
             found = page.locator(".md-search-result__item").first.locator("a")
             addresses = [link.get_attribute("href") for link in found.all()]
             assert any(place in str(address) for address in addresses), f"{query}: {addresses}"
         browser.close()
-    server.shutdown()
-    server.server_close()
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="no program is called chromium here")
+def test_a_page_from_a_disk_says_that_it_cannot_be_searched(site: Path) -> None:
+    """Over HTTP, the search works, and nothing says so."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with playwright.sync_playwright() as started, served(site) as address:
+        browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        for place, notes in ((site.as_uri(), 1), (address, 0)):
+            page = browser.new_page()
+            page.goto(f"{place}/index.html")
+            page.wait_for_load_state()
+            assert page.get_by_text("run mkdocs serve").count() == notes
+        browser.close()
 
 
 # ------------------------------------------------------------------------------ what is said is true
@@ -317,9 +310,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def entries() -> set[str]:
-    """Return what ``docs/api.md`` and ``docs/api_packages.md`` have entries of."""
-    pages = (DOCS / name for name in ("api.md", "api_packages.md"))
-    return {entry for page in pages for entry in re.findall(r"^::: ([\w.]+)$", page.read_text(), re.MULTILINE)}
+    """Return what ``docs/api.md`` has entries of."""
+    return set(re.findall(r"^::: ([\w.]+)$", (DOCS / "api.md").read_text(), re.MULTILINE))
 
 
 def test_every_public_name_has_an_entry() -> None:
@@ -330,7 +322,7 @@ def test_every_public_name_has_an_entry() -> None:
 
 @pytest.mark.parametrize("package", ["ope", "testing", "training.loggers"])
 def test_every_name_of_a_package_has_an_entry(package: str) -> None:
-    """Add ``::: rl_eval.PACKAGE.NAME`` to ``docs/api_packages.md`` if this fails, or the next one."""
+    """Add ``::: rl_eval.PACKAGE.NAME`` to ``docs/api.md`` if this fails, or the next one."""
     names = {f"rl_eval.{package}.{name}" for name in import_module(f"rl_eval.{package}").__all__}
     assert names - entries() == set()
 

@@ -47,7 +47,7 @@ def test_what_a_function_returns_may_be_an_array_of_another_library(env, functio
 @pytest.fixture
 def sampling():
     names = {}
-    [code] = [block.text for block in blocks(DOCS / "coming_from_cleanrl.md") if block.title == "sampling.py"]
+    [code] = [block.text for block in blocks(DOCS / "howto.md") if block.title == "sampling.py"]
     exec(code, names)
     return names["Sampling"]
 
@@ -101,7 +101,7 @@ class Actor:
 
 def recipe_of_jax(reader, params):
     """Write the files of the page, which load parameters of this name; return the config."""
-    for block in blocks(DOCS / "coming_from_cleanrl.md"):
+    for block in blocks(DOCS / "howto.md"):
         if block.title.startswith("jax"):
             (reader.folder / block.title).write_text(block.text.replace("/checkpoints/actor_1000000.msgpack", params))
     return EvalConfig.from_yaml("jax.yaml").evaluation(num_episodes=8)

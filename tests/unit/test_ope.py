@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -614,8 +615,9 @@ def tilted(share=0.6):
     return Tilted(share)
 
 
+@pytest.mark.skipif(find_spec("minari") is None, reason="Minari is for Python 3.11 and newer")
 def test_the_example_of_the_documentation_prints_what_it_shows(reader, capsys, monkeypatch):
-    """``docs/off_policy.md``, line by line, with two coins as policies."""
+    """``docs/trajectories.md``, line by line, with two coins as policies."""
     [page] = pages("tests/unit/test_ope.py")
     monkeypatch.setattr("rl_eval.ope.fitted_q._LEAST_UPDATES", 20)
     for name, share in (("behaviour", 0.6), ("target", 0.5)):

@@ -158,7 +158,7 @@ def exit_codes_page() -> str:
     return "\n".join(["| code | meaning |", "|---|---|", *rows, ""])
 
 
-PAGES = ("architecture.md", "cli.md", "configuration.md", "results.md")
+PAGES = ("architecture.md", "cli.md", "configuration.md", "statistics.md")
 PARTS: dict[str, Callable[[], str]] = {
     "layers": layers_page,
     "exit codes": exit_codes_page,
