@@ -381,7 +381,7 @@ def deliver(
     finally:
         (show or partial(print_result, result, quiet=quiet, as_json=as_json, verbose=verbose, remark=remark))()
     if folder is not None and not quiet:
-        print_line(f"saved in {shown(folder)}; next: rl-eval {_next(result, short_name(folder))}", err=as_json)
+        print_line(f"saved in {shown(folder)}{_next(result, short_name(folder))}", err=as_json)
     flush_results()
 
 
@@ -425,10 +425,11 @@ def _last_line(result: EvalResult, remark: str) -> str:
 
 
 def _next(result: EvalResult, folder: str) -> str:
-    """Return the arguments of the command that most users need after this result."""
-    if result.status == "failed":
-        return f"show {folder} --faults"
-    return f"run --retry {folder}" if result.num_failed else f"report {folder}"
+    """Return the command that most users need after this result; empty if the same command continues the run."""
+    if not (result.faults or result.table.filled.all()):
+        return ""
+    retry = f"run --retry {folder}" if result.num_failed else f"report {folder}"
+    return f"; next: rl-eval {f'show {folder} --faults' if result.status == 'failed' else retry}"
 
 
 def exit_code_of(result: EvalResult, interruption: Interruption) -> int:

@@ -1,11 +1,15 @@
 """The first screen: a short table with its summary last, a short help, and the nearest word for a wrong one."""
 
+import contextlib
+import io
+
 import pytest
 
 from rl_eval.cli.exits import ExitCode
 from rl_eval.results.loading import load
 from tests.refused import untold
 from tests.unit.cli_world import call, faulty, make_folder
+from tests.unit.log_world import cut
 
 WON = """
 import cli_toys
@@ -84,6 +88,17 @@ def test_a_fault_is_told_once_and_the_next_command_is_that_for_it(place):
     outcome = call("run", "toy.yaml", "--output", "broken", "--set", "environment.env_kwargs.fail=true")
     assert outcome.output.count("the simulator broke") == 1
     assert "rl-eval show broken --faults" in outcome.stdout.splitlines()[-2]
+
+
+def test_a_run_that_was_stopped_names_no_other_command(place):
+    """The same command continues it."""
+    from rl_eval.cli.run import deliver
+
+    call("run", "toy.yaml", "--output", "whole")
+    cut("whole", "part", 12)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        deliver(load("part"), place / "part", quiet=False, as_json=False)
+    assert printed.getvalue().endswith("saved in part\n")
 
 
 def test_what_is_unusual_has_a_line(place):
