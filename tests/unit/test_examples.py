@@ -11,7 +11,7 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("[0-9]*.py"))
 PRINTED = {
     "01_evaluate": "\n43.38 Interval(",
     "02_compare": "\nTrue\n",
-    "03_environment": "__main__:Sign ",
+    "03_environment": "__main__:Sign, ",
     "04_policy": "__main__:Sticky",
     "05_runner": "the same episodes: True",
     "06_logger": "\n300 ",
