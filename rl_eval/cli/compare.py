@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from rl_eval.cli.exits import ExitCode
-from rl_eval.cli.printing import AsJson, Quiet, print_json, print_line, print_note, print_report
+from rl_eval.cli.printing import AsJson, Quiet, print_either, print_note
 from rl_eval.cli.shared import argument, option
 
 
@@ -37,12 +37,7 @@ def compare(
 
     requirements = [parse_difference(text) for text in require or ()]
     comparison = compare_results(load(a), load(b), force=force)
-    if as_json:
-        print_json(comparison.to_dict())
-    elif quiet:
-        print_line(comparison.verdict)
-    else:
-        print_report(comparison)
+    print_either(as_json, comparison.to_dict(), comparison.verdict if quiet else comparison)
     tell = (lambda _: None) if quiet else print_note
     answers, unknown = [], comparison.unanswerable
     if fail_on:

@@ -111,10 +111,6 @@ _COMMANDS: Final = {"list": "show", "ls": "show", "evaluate": "run", "eval": "ru
 _UsageError: Final[Any] = typer.BadParameter.__mro__[1]
 
 
-def _is_long(option: str) -> bool:
-    return option.startswith("--")
-
-
 def _key(option: str) -> str:
     """Return an option as a config key would be written, such as ``num_episodes``."""
     return option.lstrip("-").replace("-", "_")
@@ -135,16 +131,15 @@ class _Command(TyperCommand):
             advice = _REMOVED.get(name) or self._meant(name) or f"See {ctx.command_path} --help."
             raise _UsageError(f"No such option: {name}. {advice}", ctx=ctx) from None
 
-    def _meant(self, name: str) -> str:
+    def _meant(self, option: str) -> str:
         """Return advice with the nearest options, and the nearest keys if the command has ``--set``."""
         from rl_eval.config.settings import SECTIONS
 
-        known = {_key(opt): ", ".join(sorted(param.opts, key=_is_long)) for param in self.params for opt in param.opts}
-        keys = {
-            key: f"--set {section}.{key}=VALUE" for section, model in SECTIONS.items() for key in model.model_fields
-        }
-        known = {**keys, **known} if "set" in known else known
-        close = dict.fromkeys(known[one] for one in nearest_words(_key(name), sorted(known)))
+        known = {_key(opt): param.opts for param in self.params for opt in param.opts}
+        sections = SECTIONS.items() if "set" in known else ()
+        known = {key: [f"--set {name}.{key}=VALUE"] for name, one in sections for key in one.model_fields} | known
+        near = nearest_words(_key(option), sorted(known))
+        close = dict.fromkeys(", ".join(sorted(known[word], key=lambda opt: opt[:2] == "--")) for word in near)
         return f"Did you mean {' or '.join(close)}?" if close else ""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
