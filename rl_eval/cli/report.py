@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 import webbrowser
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
@@ -11,7 +13,7 @@ from urllib.parse import quote
 import typer
 
 from rl_eval.atomic_write import write_text
-from rl_eval.cli.printing import AsJson, counted, print_either, written
+from rl_eval.cli.printing import AsJson, counted, print_either, print_note, written
 from rl_eval.cli.settings import Trust, load_to_run
 from rl_eval.cli.shared import FolderOfRuns, argument
 from rl_eval.cli.signals import Interrupted
@@ -77,9 +79,13 @@ def _source(path: str, output: Path) -> Source:
     from rl_eval.reports.html import Source
     from rl_eval.results.loading import load
 
+    link = path
     if Path(path).is_symlink():  # runs/latest points to another run later.
         path = os.path.normpath(Path(path).parent / Path(path).readlink())
     result, beside = load(path), output.parent.resolve()
+    if path != link:
+        age = timedelta(seconds=round(time.time() - Path(path).stat().st_mtime))
+        print_note(f"{link} is {path}, last written {age} ago")
     files = videos_of(result, path).items()
     return Source(path, result, {index: quote(os.path.relpath(file.resolve(), beside)) for index, file in files})
 

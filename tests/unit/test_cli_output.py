@@ -278,3 +278,11 @@ def test_a_keyword_that_is_gone_names_the_present_one():
         with refused(ConfigError, "log_dir") as caught:
             function("CartPole-v1", log_dir="runs")
         assert "'output'" in str(caught.value)
+
+
+def test_a_report_of_the_latest_run_names_it(folder):
+    """Also if it is in another folder."""
+    assert run(output="elsewhere").exit_code == 0
+    outcome = call("report", "runs/latest")
+    assert outcome.exit_code == 0, outcome.output
+    assert untold(outcome.stderr, "runs/latest", "elsewhere") == []
