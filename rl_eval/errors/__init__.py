@@ -243,7 +243,9 @@ _RENAMED: Final = {"log_dir": "output"}
 
 
 def checked_keywords(function: _Function, elsewhere: Callable[[str], str] = lambda _: "") -> _Function:
-    """Make a function reject an unknown keyword with a :class:`ConfigError` that names the nearest known keyword.
+    """Make a function reject arguments that it does not have, with a :class:`ConfigError`.
+
+    For a keyword, the error names the nearest known keyword.
 
     Args:
         function: The function.
@@ -251,6 +253,7 @@ def checked_keywords(function: _Function, elsewhere: Callable[[str], str] = lamb
     """
     parameters = inspect.signature(function).parameters.values()
     known = [one.name for one in parameters if one.name != "self"]
+    places = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
 
     @functools.wraps(function)
     def checked(*args: Any, **keywords: Any) -> Any:
@@ -258,6 +261,9 @@ def checked_keywords(function: _Function, elsewhere: Callable[[str], str] = lamb
             key = min(unknown)
             advice = elsewhere(key) or nearest(_RENAMED.get(key, key), known)
             raise ConfigError(f"{function.__qualname__}() has no argument {key!r}: {advice}", key=key)
+        if len(args) > len(places):
+            problem = f"{function.__qualname__}() has the arguments {', '.join(places)} by position, not {len(args)}"
+            raise ConfigError(problem, key=places[-1], value=args[len(places)], fix="Pass the others by name.")
         return function(*args, **keywords)
 
     return cast(_Function, checked)

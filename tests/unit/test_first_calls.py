@@ -151,6 +151,11 @@ def test_arguments_of_a_section_can_be_passed():
     assert "EvalConfig().fault_tolerance(max_failed_episodes=...)" in str(caught.value)
 
 
+def test_an_argument_without_a_place_is_an_error():
+    with refused(ConfigError, "policy", value=10):
+        evaluate("CartPole-v1", zeros, 10)
+
+
 @pytest.mark.parametrize("number", ["10", True])
 def test_text_is_not_a_number(number):
     with refused(ConfigError, "evaluation.num_episodes"):
