@@ -29,6 +29,9 @@ RESULTS: Final = REPO / "benchmarks" / "results"
 FIGURES: Final[Mapping[str, Callable[[Sequence[Row]], str]]] = {
     "throughput": table.best_share,
     "faults": table.share_of_same,
+    "levels": table.most_wrong,
+    "seeds": table.coverage_of_aggregates,
+    "ope": table.coverage_of_estimates,
 }
 
 _BLOCK: Final = re.compile(

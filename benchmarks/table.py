@@ -22,7 +22,15 @@ from benchmarks.runner import NOT_INSTALLED, Row
 from benchmarks.scenarios import TRUE_MEAN
 from benchmarks.startup import REFERENCE
 
-__all__ = ["TABLES", "best_share", "share_of_same", "show"]
+__all__ = [
+    "TABLES",
+    "best_share",
+    "coverage_of_aggregates",
+    "coverage_of_estimates",
+    "most_wrong",
+    "share_of_same",
+    "show",
+]
 
 _STANDARD_ERRORS = 3.0
 _NOMINAL = 0.95
@@ -222,9 +230,28 @@ def coverage(rows: Sequence[Row]) -> list[Table]:
     return [table]
 
 
+def most_wrong(rows: Sequence[Row]) -> str:
+    """Return how often intervals with bounds are wrong, at most."""
+    above, below = (max(row[side] for row in rows if row["bounds"] is not None) for side in ("above", "below"))
+    return f"at most {above} are above and {below} below"
+
+
+def coverage_of_aggregates(rows: Sequence[Row]) -> str:
+    """Return the lowest and the highest coverage of aggregates over three to nine seeds."""
+    names = ("IQM", "mean", "median", "optimality gap")
+    found = [row["shares"][name] for row in rows if row["seeds"] < 10 for name in names]
+    return f"{min(found):.1%} to {max(found):.1%}"
+
+
+def coverage_of_estimates(rows: Sequence[Row]) -> str:
+    """Return the lowest and the highest coverage of off-policy estimates."""
+    found = [row["coverage"] for row in rows]
+    return f"{min(found):.1%} to {max(found):.1%}"
+
+
 def levels(rows: Sequence[Row]) -> list[Table]:
     """How often an interval is above or below the true mean, a row for each distribution, with and without bounds."""
-    sizes = [size for size in dict.fromkeys(row["values"] for row in rows) if size in (10, 20, 100)]
+    sizes = [*dict.fromkeys(row["values"] for row in rows)]
     cells = {(row["distribution"], str(row["bounds"]), row["values"]): row for row in rows}
     title = f"levels: of {rows[0]['runs']:,} evaluations, intervals above / below the true mean / no interval"
     table = _table(title, "returns", "bounds", *map(str, sizes))
