@@ -46,9 +46,7 @@ def report(
     if stranger:
         fix = "Pass another --output, or --force to replace the file."
         raise ConfigError(f"{output} exists and is not a report", key="--output", value=str(output), fix=fix)
-    for path in paths if videos else ():
-        _record(path, trust=trust)
-    text = render([_source(path, output) for path in paths])
+    text = render([_source(path, output, videos=videos, trust=trust) for path in paths])
     with written(output):
         write_text(output, text)
     size = len(text.encode())
@@ -56,29 +54,19 @@ def report(
     print_either(as_json, described, f"{output}: {counted(len(paths), 'result')}, {size / 1000:,.0f} kB")
 
 
-def _record(path: str, *, trust: bool) -> None:
-    """Record the videos of the worst, the median and the best episode, unless they exist."""
-    from rl_eval.log.storage import is_uri
-    from rl_eval.recording.video import record_videos
-    from rl_eval.recording.video_selection import captions, video_folder, videos_of
-    from rl_eval.results.loading import load
-
-    if is_uri(path):
-        raise ConfigError(f"{path} is not a local folder", key="--videos", value=path, fix="Copy the run first.")
-    result = load(path)
-    if missing := [f"episode:{index}" for index in captions(result) if index not in videos_of(result, path)]:
-        record_videos(load_to_run(path, trust), missing, video_folder(path), trust=True)
-
-
-def _source(path: str, output: Path) -> Source:
+def _source(path: str, output: Path, *, videos: bool, trust: bool) -> Source:
     """Return a result, with links from the page ``output`` to the videos of the result.
 
-    If ``path`` is a symbolic link, use its target.
+    If ``path`` is a symbolic link, use its target. With ``videos``, the videos of the worst, the median and the best
+    episode are recorded, unless they exist.
     """
-    from rl_eval.recording.video_selection import videos_of
+    from rl_eval.log.storage import is_uri
+    from rl_eval.recording.video_selection import captions, video_folder, videos_of
     from rl_eval.reports.html import Source
     from rl_eval.results.loading import load
 
+    if videos and is_uri(path):
+        raise ConfigError(f"{path} is not a local folder", key="--videos", value=path, fix="Copy the run first.")
     link = path
     if Path(path).is_symlink():  # runs/latest points to another run later.
         path = os.path.normpath(Path(path).parent / Path(path).readlink())
@@ -86,6 +74,11 @@ def _source(path: str, output: Path) -> Source:
     if path != link:
         age = timedelta(seconds=round(time.time() - Path(path).stat().st_mtime))
         print_note(f"{link} is {path}, last written {age} ago")
+    chosen = [f"episode:{index}" for index in captions(result) if videos and index not in videos_of(result, path)]
+    if chosen:
+        from rl_eval.recording.video import record_videos
+
+        record_videos(load_to_run(path, trust), chosen, video_folder(path), trust=True)
     files = videos_of(result, path).items()
     return Source(path, result, {index: quote(os.path.relpath(file.resolve(), beside)) for index, file in files})
 

@@ -244,47 +244,38 @@ def running_mean(places: npt.NDArray[np.int64], values: Values, confidence: floa
         return None
     across, low, high = x.place(places[1:][shown]), y.place(mean - half), y.place(mean + half)
     band = _path("band", [*across, *across[::-1]], [*low, *high[::-1]])
-    level = f"{100 * confidence:g} %"
-    return Plot(
-        f"Mean of the first returns, up to each of {len(values):,} episodes",
-        x,
-        y,
-        [band, _path("line", across, y.place(mean))],
-        key=[("line", "mean of the episodes up to this index"), ("band", f"{level} band (Student t)")],
-        caption="Episodes are in the order of the plan. The band is pointwise: each index has its own interval.",
-    )
+    key = [("line", "mean of the episodes up to this index"), ("band", f"{100 * confidence:g} % band (Student t)")]
+    caption = "Episodes are in the order of the plan. The band is pointwise: each index has its own interval."
+    title = f"Mean of the first returns, up to each of {len(values):,} episodes"
+    return Plot(title, x, y, [band, _path("line", across, y.place(mean))], key=key, caption=caption)
 
 
-def means(
-    steps: Sequence[float], values: Sequence[float], ends: Sequence[tuple[float, float]], label: str
-) -> Plot | None:
+def means(steps: Sequence[float], rows: Sequence[Row], label: str) -> Plot | None:
     """Return a plot of mean returns and their intervals over checkpoints, or None if no value can be drawn.
 
     Args:
         steps: Position of each mean, in ascending order.
-        values: Mean of each step; NaN is omitted.
-        ends: Low and high end of each interval; NaN if there is no interval.
+        rows: Mean of each step; NaN is omitted.
         label: Meaning of the steps, for the axis.
     """
     x = axis_over(label, steps, _LEFT, WIDTH - _RIGHT, whole=True)
-    y = axis_over("mean return", [*values, *(end for pair in ends for end in pair)], HEIGHT - _BOTTOM, _TOP)
+    y = axis_over("mean return", [*np.ravel([row[1:4] for row in rows])], HEIGHT - _BOTTOM, _TOP)
     if x is None or y is None:
         return None
-    drawn = [(step, mean, pair) for step, mean, pair in zip(steps, values, ends, strict=True) if not math.isnan(mean)]
-    shapes = [_path("line", x.place([step for step, _, _ in drawn]), y.place([mean for _, mean, _ in drawn]))]
-    for step, mean, pair in drawn:
-        if not math.isnan(pair[0]):
-            shapes.append(_path("whisker", x.place([step] * 2), y.place(pair)))
-        at = {"cx": _px(float(x.place(step))), "cy": _px(float(y.place(mean))), "r": "4"}
-        shapes.append(Shape("circle", "point", at, f"{mean:,.6g}"))
+    drawn = [(float(x.place(step)), row) for step, row in zip(steps, rows, strict=True) if not math.isnan(row.value)]
+    shapes = [_path("line", [at for at, _ in drawn], y.place([row.value for _, row in drawn]))]
+    for at, row in drawn:
+        if not math.isnan(row.low):
+            shapes.append(_path("whisker", [at, at], y.place([row.low, row.high])))
+        circle = {"cx": _px(at), "cy": _px(float(y.place(row.value))), "r": "4"}
+        shapes.append(Shape("circle", "point", circle, f"{row.value:,.6g}"))
     key = [("line", "mean return"), ("whisker", "interval")]
     return Plot("Mean return over checkpoints", x, y, shapes if drawn else [], key=key)
 
 
 def _path(css: str, across: Iterable[float], up: Iterable[float], title: str = "") -> Shape:
-    return Shape(
-        "path", css, {"d": "M" + "L".join(f"{_px(x)} {_px(y)}" for x, y in zip(across, up, strict=True))}, title
-    )
+    points = "L".join(f"{_px(x)} {_px(y)}" for x, y in zip(across, up, strict=True))
+    return Shape("path", css, {"d": f"M{points}"}, title)
 
 
 def _px(value: float) -> str:

@@ -40,9 +40,7 @@ from rl_eval.results.text import (
     weights_name,
 )
 
-HEADINGS: Final = (
-    "when", "status", "success", "mean return", "episodes", "environment", "policy", "run",
-)  # fmt: skip
+HEADINGS: Final = ("when", "status", "success", "mean return", "episodes", "environment", "policy", "run")
 """Headings of the list's columns, in a terminal and in a browser."""
 
 _LONGEST: Final = 200

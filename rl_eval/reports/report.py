@@ -241,8 +241,7 @@ def overview(results: Mapping[str, EvalResult]) -> Page:
         chosen = (number(result.metrics.get(key, math.nan), 4) for key in metrics)
         rows.append((name, *success, *shown, weights, *chosen))
     headings = ["result", *(["success"] if rates else []), "mean return", "episodes", "status", "policy", "weights"]
-    caption = f"In parentheses: {level}s."
-    table = Table("All results", (*headings, *metrics), rows, caption, num_hidden=len(metrics))
+    table = Table("All results", (*headings, *metrics), rows, f"In parentheses: {level}s.", num_hidden=len(metrics))
     missing = {name: result.interval.note for name, result in results.items() if not result.interval.exists}
     notes = [f"{name} has no interval of the mean return: {note}" for name, note in missing.items()]
     return Page("All results", "", "", [*filter(None, figures if rates else figures[1:]), table], notes)
@@ -276,8 +275,7 @@ def _curve(results: Sequence[EvalResult]) -> Plot | None:
         points = {step: result for result in alike if (step := step_of(result)) is not None}
         if len(points) == len(alike) > 1:
             drawn = [points[step] for step in sorted(points)]
-            ends = [(result.interval.low, result.interval.high) for result in drawn]
-            plot = means(sorted(points), [result.aggregates.mean for result in drawn], ends, what)
+            plot = means(sorted(points), [_mean_return("", result) for result in drawn], what)
             note = f"{several(len(drawn), 'intervals', results[0].confidence)}. The best: {BIASED_BEST}."
             return plot and replace(plot, caption=note)
     return None
@@ -338,9 +336,9 @@ def _against(results: Mapping[str, EvalResult], base: str) -> Against:
         verdict = found.verdict_on(base, name)
         pages.append(replace(compared, title=title, subtitle=sides, state="", sections=sections, verdict=verdict))
     title, what = f"Paired differences from {base}, with {_level(first)}s", f"difference of the mean return from {base}"
-    few = [f"For another baseline, name it first, or select at most {_MOST_BASELINES} results."]
-    beyond = [f"Only {_MOST_PAIRS} results are compared with {base}. Use rl-eval compare for others."]
-    notes = few * (len(results) > _MOST_BASELINES) + beyond * (len(others) > _MOST_PAIRS)
+    few = f"For another baseline, name it first, or select at most {_MOST_BASELINES} results."
+    beyond = f"Only {_MOST_PAIRS} results are compared with {base}. Use rl-eval compare for others."
+    notes = [few] * (len(results) > _MOST_BASELINES) + [beyond] * (len(others) > _MOST_PAIRS)
     notes += filter(None, [several(len(rows), "comparisons", first.confidence)])
     return Against(base, estimates(title, what, rows, within=(0,)) if rows else None, pages, notes)
 

@@ -176,8 +176,7 @@ def policy_name(provenance: Mapping[str, Any]) -> str:
 
 def weights_file(provenance: Mapping[str, Any]) -> str:
     """Return the path of the weights or of the model file; empty if the provenance has no path."""
-    named = lookup(provenance, "config", "policy", "weights")
-    return named or lookup(provenance, "identity", "policy_kwargs", "path")
+    return lookup(provenance, "config", "policy", "weights") or lookup(provenance, "identity", "policy_kwargs", "path")
 
 
 def weights_name(provenance: Mapping[str, Any], version: float) -> str:

@@ -30,9 +30,8 @@ PAGE: Final = "report.html"
 _GENERATOR: Final = '<meta name="generator" content="rl-eval suite report">'
 _LINES: Final = {"profiles": "fraction of scores above", "curves": "IQM"}
 """Tables that are drawn as lines, with the label of the vertical axis. Other tables are drawn as intervals."""
-_FILES: Final = (
-    *("tables.csv", "tables.md", "tables.tex", "figures.pdf", "scores.csv", "rliable.json", "marl_eval.json"), PAGE,
-)  # fmt: skip
+_TABLES: Final = ("tables.csv", "tables.md", "tables.tex")
+_FILES: Final = (*_TABLES, "figures.pdf", "scores.csv", "rliable.json", "marl_eval.json", PAGE)
 """Names of all files that a report can have."""
 
 
@@ -120,10 +119,9 @@ def _texts(result: SuiteResult, notes: list[str]) -> Iterator[tuple[str, bytes]]
     tables = _tables(result)
     if tables:
         readable = {name: table for name, table in tables.items() if name != "profiles"}  # Too many columns.
-        yield "tables.csv", csv_of(tables).encode()
-        texts = (f"## {TITLES[name]}\n\n{table.markdown()}" for name, table in readable.items())
-        yield "tables.md", "\n".join(texts).encode()
-        yield "tables.tex", "\n".join(table.latex() for table in readable.values()).encode()
+        markdown = "\n".join(f"## {TITLES[name]}\n\n{table.markdown()}" for name, table in readable.items())
+        latex = "\n".join(table.latex() for table in readable.values())
+        yield from zip(_TABLES, map(str.encode, (csv_of(tables), markdown, latex)), strict=True)
     suite = result.definition
     unit, kinds = suite.aggregate.unit, {name: task.score for name, task in suite.tasks.items()}
     if not result.has_scores:
@@ -180,7 +178,6 @@ def _films(result: SuiteResult, folder: Path, cells: Path) -> Iterator[tuple[str
         if state.score is not None and video_folder(place).is_dir():
             found = load(place)
             files, named = videos_of(found, place), captions(found)
-            texts = {index: text for index, text in named.items() if index in files}
-            texts |= {index: f"episode {index}" for index in files if index not in named}
-            paths = {index: os.path.relpath(files[index].resolve(), folder.resolve()) for index in texts}
-            yield str(state.planned.cell), [(quote(paths[index]), text) for index, text in texts.items()]
+            shown = [index for index in dict.fromkeys([*named, *files]) if index in files]
+            links = [quote(os.path.relpath(files[index].resolve(), folder.resolve())) for index in shown]
+            yield str(state.planned.cell), [*zip(links, (named.get(i, f"episode {i}") for i in shown), strict=True)]

@@ -151,7 +151,7 @@ class Blind(gym.Wrapper[Any, Any, Any, Any]):
 @pytest.mark.process
 def test_a_cell_that_cannot_render_is_named_and_the_others_have_videos(tmp_path: Path) -> None:
     tasks = {"blind": {"environment": {"env": Blind}}, "pole": {"environment": {"env": "CartPole-v1"}}}
-    evaluation = {"num_episodes": 1, "max_episode_steps": 3}
+    evaluation = {"num_episodes": 2, "max_episode_steps": 40}
     values = {
         "suite": "s",
         "shared": {"evaluation": evaluation},
@@ -159,8 +159,13 @@ def test_a_cell_that_cannot_render_is_named_and_the_others_have_videos(tmp_path:
         "policies": {"r": {"policy": "random"}},
     }
     result = Suite.from_dict(values).run(tmp_path)
-    (blind, why), (pole, count) = record_cell_videos(result, tmp_path, "best")
-    assert (blind, pole, count) == ("blind/r", "pole/r", 1)
+    (blind, why), (pole, count) = record_cell_videos(result, tmp_path, "best,worst,median")
+    assert (blind, pole, count) == ("blind/r", "pole/r", 2)  # The median of two is the worst.
+    files, _ = write_report(result, tmp_path / "report", tmp_path)
+    page = next(path for path in files if path.name == PAGE).read_text()
+    captions = re.findall(r'<video [^>]*src="(.*?)"></video><figcaption><a [^>]*>(\w+): episode', page)
+    assert [name for _, name in captions] == ["worst", "best"]
+    assert all((tmp_path / "report" / source).is_file() for source, _ in captions)
     assert not untold(str(why), "does not render")
     with refused(ConfigError, key="select"):
         list(record_cell_videos(result, tmp_path, "bset"))
