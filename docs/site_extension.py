@@ -20,6 +20,7 @@ class PlainDocstrings(griffe.Extension):
 
 _SEARCH: dict[str, dict[str, float]] = {
     "api": {"boost": 0.2},
+    "benchmarks.md": {"boost": 0.2},
     "benchmarks/": {"exclude": True},
     "configuration": {"boost": 2},
     "decisions/": {"boost": 0.2},

@@ -228,7 +228,7 @@ def test_the_search_finds_the_page_that_answers(site: Path) -> None:
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     wanted = {
         "max episode steps": "howto.html#max-episode-steps",
-        "W%26B": "training.html#loggers",
+        "W%26B": "training.html",
         "exception in env.step": "troubleshooting.html#an-exception-in-envstep-or-in-reset",
     }
     with playwright.sync_playwright() as started, served(site) as address:
@@ -286,6 +286,14 @@ def test_the_messages_about_objects_are_word_for_word() -> None:
 
 
 # ------------------------------------------------------------------------------ links
+
+
+def test_the_navigation_shows_few_pages_to_users() -> None:
+    """Internals, benchmarks and decisions are in sections of their own, and the README leads to few pages."""
+    text = (ROOT / "mkdocs.yml").read_text()
+    shown = text[text.index("\nnav:\n") : text.index("\n  - Internals:\n")]
+    assert 10 < len(re.findall(r"\b\w+\.md$", shown, re.MULTILINE)) <= 20
+    assert 4 < len(re.findall(r"\]\(", (ROOT / "README.md").read_text().partition("\n## Where next\n")[2])) <= 12
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
