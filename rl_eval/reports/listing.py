@@ -90,7 +90,7 @@ class ListedRun:
         state = self.status if self.state == "finished" else self.state
         count = f"{self.episodes:,}" if self.episodes == self.planned else f"{self.episodes:,} of {self.planned:,}"
         places = decimals((self.high - self.low) / 4, self.mean_return)
-        rate, low, high = (self.metrics[f"success_{name}"] for name in ("rate", "ci_low", "ci_high"))
+        rate, low, high = (self.metrics.get(f"success_{name}", math.nan) for name in ("rate", "ci_low", "ci_high"))
         return {name: number(value, 4) for name, value in self.metrics.items()} | {
             "when": self.when[:16].replace("T", " "),
             "status": f"{state}, not deterministic" if self.deterministic is False else state,
@@ -183,7 +183,7 @@ def _run(name: str, data: Mapping[str, Any]) -> ListedRun:
         low=low,
         high=high,
         policy=_line(policy_name(provenance)),
-        weights=_line(weights_file(provenance) or weights_name(provenance, metrics["weights_version"])),
+        weights=_line(weights_file(provenance) or weights_name(provenance, metrics.get("weights_version", math.nan))),
         environment=_line(environment_name(provenance)),
         when=_line(str(when)),
         deterministic=None if passed is None else bool(passed),

@@ -40,6 +40,7 @@ from rl_eval.recording.export import export_trajectories
 from rl_eval.records.agents import agent_columns, agent_rows
 from rl_eval.records.episode import EpisodeSpec
 from rl_eval.reports.pages import headlines
+from rl_eval.reports.report import overview
 from rl_eval.results.stats.interval import mean_interval
 from rl_eval.runners.multi_agent.inference import seat_seeds
 from rl_eval.weights import save_weights_file, snapshot_weights
@@ -606,6 +607,9 @@ def test_a_zero_sum_game_is_headed_by_the_returns_of_policies_or_agents(names: t
     assert ["seat_0" in lines[0].label, "seat_1" in lines[1].label] == [True, True]
     assert float(lines[0].strong) == pytest.approx(-float(lines[1].strong)) != 0
     assert compare(result, result).verdict.startswith("no verdict")
+    table = overview({"x": result, "y": result}).sections[-1]
+    shown = table.rows[0][list(table.headings).index("mean return")]
+    assert shown.split()[0] == lines[0].strong
 
 
 def test_a_team_with_equal_returns_is_not_a_zero_sum_game() -> None:

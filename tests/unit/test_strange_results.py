@@ -219,7 +219,7 @@ def test_a_strangers_summary_is_listed(folder: Path) -> None:
             (folder / RESULT_FILE).write_text(json.dumps(changed(data, place, strange)))
             [run] = list_runs(folder)
             assert json.dumps(run.to_dict(), allow_nan=False)
-            assert " ".join(run.cells).isprintable()
+            assert " ".join([*run.cells, *run.cells.values()]).isprintable()
 
 
 @pytest.mark.parametrize("name", [*COLUMNS, "info_distance", "info_return/a", "info_policy/a", "faults"])
