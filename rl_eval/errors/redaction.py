@@ -71,6 +71,8 @@ _FORMED: Final = (
 _NAMED: Final = re.compile(r"""(?<![\w-])(--)?([\w-]{1,64})(=(?!=)|["']\s*:\s*(?=["'\d])|:\s+|(?(1)\s+(?!-)|(?!)))""")
 """Name with a separator: of an assignment, of JSON, of YAML or a header, or of an option."""
 _VALUE: Final = re.compile(r"""(?s)"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|(?<==)["']?[^\s;&"']+|(?<!=)["']?[^\s;"']+""")
+_REASON: Final = re.compile(r"(?i:cannot|invalid|(is|no|not|too) [a-z]+|permission denied|unknown|unsupported)\b")
+"""Begin of an error text. After a path such as ``/etc/passwd:``, it is not a secret."""
 _SWITCH: Final = re.compile(r"true|false|none|null|~|", re.IGNORECASE)
 """Values that are not secrets in formats where every value is a string."""
 
@@ -136,7 +138,8 @@ def learn(value: Any, *path: str) -> None:
     """Remember the secrets of a configuration or a URI. From now on, they are masked everywhere in this process."""
     for secret in secrets_in(value, *path):
         if not (_COMMON.fullmatch(secret) or os.path.exists(secret)):  # noqa: PTH110  # Path raises if it is long.
-            spellings = {secret, unquote(secret), quote(secret, safe=""), json.dumps(secret)[1:-1], repr(secret)[1:-1]}
+            quoted = quote(secret, safe="", errors="surrogatepass")
+            spellings = {secret, unquote(secret), quoted, json.dumps(secret)[1:-1], repr(secret)[1:-1]}
             _known.update(one for one in spellings if len(one.strip()) >= _SHORTEST and MASK not in one)
 
 
@@ -147,7 +150,8 @@ def redact_text(text: str, most: int = 100_000) -> str:
         text: The text.
         most: Maximum number of characters. A longer text is cut first, since the search takes time.
     """
-    raw: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]  # noqa: SLF001  # Reading all names takes longer.
+    # Reading all names takes longer. A program may have replaced os.environ with a dict.
+    raw: Mapping[Any, Any] = getattr(os.environ, "_data", os.environ)
     if changed := raw != _variables and dict(raw.items() - _variables.items()):
         learn({os.fsdecode(name): os.fsdecode(value) for name, value in changed.items()})
         _variables.update(changed)
@@ -257,8 +261,8 @@ def _spots(text: str) -> Iterator[tuple[int, int]]:
         name, separator = found.group(2, 3)
         if found.start() >= done and _marked(name) and (value := _VALUE.match(text, found.end())):
             done, shown = value.end(), value[0] if separator == "=" else value[0].rstrip(",)]}")
-            is_file = separator[0] == ":" and text[: found.start()].endswith(("/", "\\"))
-            if not is_file and _gives_secret(name, separator[0], shown):
+            is_file = separator[0] == ":" and text.endswith(("/", "\\"), 0, found.start())
+            if not (is_file and _REASON.match(text, found.end())) and _gives_secret(name, separator[0], shown):
                 yield found.end(), found.end() + len(shown)
 
 

@@ -481,6 +481,13 @@ def test_a_file_is_not_the_name_of_a_secret(path: str) -> None:
         assert redact_text(text) == text
 
 
+@pytest.mark.parametrize("path", ["/prod/db/password", "C:\\cfg\\api_key", "../token", "secret/data/pwd"])
+@pytest.mark.parametrize("value", ["Hunter2Secret!", "abcdEF12345"])
+def test_a_path_of_a_parameter_is_the_name_of_a_secret(path: str, value: str) -> None:
+    assert redact_text(f"SSM {path}: {value} is not valid") == f"SSM {path}: *** is not valid"
+    assert redact({"note": f"{path}: {value}"}) == {"note": f"{path}: ***"}
+
+
 @pytest.mark.parametrize("name", ["/etc/passwd", "passwd", "token"])
 def test_a_policy_that_is_no_policy_file_is_named_with_the_reason(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -490,6 +497,18 @@ def test_a_policy_that_is_no_policy_file_is_named_with_the_reason(
     with refused(ConfigError, "--policy", value=name) as caught:
         policy_source(name)
     assert "***" not in str(caught.value)
+
+
+def test_a_variable_of_any_bytes_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a value of the configuration that no file system can encode."""
+    monkeypatch.setenv("CAFE_TOKEN", f"caf\udce9{secret('bytes')}")
+    learn({"password": f"\ud800{secret('half')}"})
+    assert redact_text(f"with {os.environ['CAFE_TOKEN']} and \ud800{secret('half')}") == "with *** and ***"
+
+
+def test_a_program_may_replace_the_environment_with_a_dict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", dict(os.environ) | {"DICT_TOKEN": secret("dict")})
+    assert redact_text(f"with {secret('dict')}") == "with ***"
 
 
 CONTROLS = "\x1b[36mray::A.run()\x1b[39m \x1b]0;title\x07\x9b31mred\x1b(B\x00\x08\u202egnp.exe\u2066\u200f\r\n"
