@@ -10,10 +10,11 @@ from __future__ import annotations
 import errno
 import io
 import os
+import shutil
 import stat
 import zipfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, final
 
@@ -23,6 +24,8 @@ FEW_MB: Final = 4 * 2**20
 """Limit of a read, and of a file that does not grow with the number of episodes."""
 LARGE: Final = 2**30
 """Limit of a file that grows with the number of episodes."""
+_BLOCK: Final = 2**20
+"""Number of bytes of an archive to read at a time."""
 _INFLATION: Final = 100
 """Maximum ratio of bytes in memory to bytes on the disk."""
 _ALWAYS: Final = 32 * 2**20
@@ -95,8 +98,10 @@ def read_entry(archive: zipfile.ZipFile, name: str, path: Path, limit: int = FEW
     """
     entry = archive.getinfo(name)
     _check_size(f"its entry {name}", _inflated([entry], path), limit, path)
-    with archive.open(entry) as file:
-        return file.read(entry.file_size)  # To read all would inflate more than the entry claims.
+    content = io.BytesIO()
+    with archive.open(entry) as file:  # To read all at once would inflate more than the entry claims.
+        shutil.copyfileobj(file, content, _BLOCK)
+    return content.getvalue()
 
 
 def check_inflation(archive: zipfile.ZipFile, path: Path) -> None:
@@ -123,11 +128,16 @@ def _inflated(entries: Sequence[zipfile.ZipInfo], path: Path) -> int:
 def _stored(descriptor: int) -> int:
     """Return the number of bytes of a file that are not in holes."""
     stored = end = 0
-    with suppress(OSError):  # Only a hole follows.
+    try:
         while True:
             start = os.lseek(descriptor, end, os.SEEK_DATA)
             end = os.lseek(descriptor, start, os.SEEK_HOLE)
             stored += end - start
+    except OSError as error:
+        if error.errno == errno.EINVAL:  # The file system does not report holes.
+            return os.fstat(descriptor).st_size
+        if error.errno != errno.ENXIO:  # Otherwise, only a hole follows.
+            raise
     os.lseek(descriptor, 0, os.SEEK_SET)
     return stored
 

@@ -57,7 +57,7 @@ class ParquetColumns:
         import pyarrow.parquet as pq
 
         source.seek(-_END, os.SEEK_END)
-        if (footer := int.from_bytes(source.read(4), "little")) > max(_FOOTER, size // 2):
+        if (footer := int.from_bytes(source.read(4), "little")) > max(_FOOTER, size * 9 // 10):
             raise OSError(errno.EFBIG, f"its footer has {footer:,} bytes, of {size:,}")
         metadata = pq.read_metadata(source)
         self._size = size

@@ -76,3 +76,17 @@ def test_an_archive_may_inflate_a_hundred_times(tmp_path: Path) -> None:
             else:
                 with pytest.raises(OSError, match=f"{size:,}"):
                     check_inflation(file, path)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_an_entry_may_be_larger_than_one_read(tmp_path: Path, method: int) -> None:
+    content = os.urandom(2 * FEW_MB)
+    path = archive(tmp_path / "a.zip", a=(method, content))
+    with open_zip(path) as file:
+        assert read_entry(file, "a", path, 2 * FEW_MB) == content
+
+
+def test_a_file_whose_holes_are_unknown_is_whole() -> None:
+    """The file system of processes does not seek to data."""
+    with BoundedFile(Path("/proc/cmdline")) as file:
+        assert file.stored == file.size

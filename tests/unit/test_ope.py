@@ -439,6 +439,14 @@ def test_a_minari_dataset_reads_as_the_columns_do():
             load_episodes(dataset)
 
 
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_large_arrays_are_read(tmp_path, save):
+    columns = two_lengths(6)
+    columns["observation"] = np.random.default_rng(0).random((len(columns["step"]), 100_000))
+    save(tmp_path / "data.npz", **columns)
+    assert np.array_equal(load_episodes(tmp_path / "data.npz").observations, columns["observation"])
+
+
 def test_what_holds_no_logged_episodes_is_refused(tmp_path):
     """No file, no archive, objects, a folder of anything."""
     (tmp_path / "text.npz").write_text("hello")

@@ -25,7 +25,7 @@ from rl_eval.results.stats.interval import mean_interval, success_interval
 from rl_eval.results.text import decimals, number
 from rl_eval.scheduling.plan import EpisodePlan
 from tests.refused import refused
-from tests.unit.results_world import TIMING, make_fault, make_result
+from tests.unit.results_world import TIMING, drawn_result, make_fault, make_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -471,3 +471,10 @@ def test_numbers_are_written_as_precisely_as_they_are_known() -> None:
         (-0.1, 1.5, "-0.1"),
     ):
         assert number(value, decimals(spread, value)) == text
+
+
+def test_few_episodes_with_many_info_scalars_are_read(tmp_path: Path) -> None:
+    """Most of the file is its metadata."""
+    keys = [f"a_rather_long_name_of_a_metric/{number}" for number in range(2_500)]
+    drawn_result(3, info_keys=keys).save(tmp_path / "run")
+    assert EvalResult.load(tmp_path / "run").table.info_keys == tuple(keys)
