@@ -50,7 +50,7 @@ def test_every_result_has_a_guarantee(tmp_path: Path) -> None:
         assert result.guarantee == promised
         assert json.loads(result.to_json())["guarantee"] == promised
         assert f"{promised}:" in result.details
-        assert ("guarantee" in str(result)) == (promised != "exact")
+        assert ("\nguarantee" in str(result)) == (promised != "exact")
         result.save(tmp_path / promised)
         assert EvalResult.load(tmp_path / promised).guarantee == promised
         assert evaluate(config(inference), output=tmp_path / inference).guarantee == promised

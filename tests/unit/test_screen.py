@@ -48,6 +48,7 @@ def place(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         folder = make_folder(tmp_path_factory.mktemp("screen"), patch)
         (folder / "won_toys.py").write_text(WON)
+        assert shown("plain")
         yield folder
 
 
@@ -57,14 +58,14 @@ def shown(output, *options):
 
 
 def test_the_table_has_at_most_ten_lines_and_ends_with_the_summary(place):
-    lines = shown("plain")
+    lines = shown("table")
     assert len(lines) <= 10
     assert max(map(len, lines)) <= 80
-    result = load("plain")
+    result = load("table")
     names = [line.split("  ")[0] for line in lines[2:-2]]
     assert names == ["mean return", "mean length", "episodes", "fingerprint"]
     assert f"{result.fingerprint[:16]}; 4 of 4 re-run episodes identical" in lines[-3]
-    assert lines[-2] == "saved in plain; next: rl-eval report plain"
+    assert lines[-2] == "saved in table; next: rl-eval report table"
     assert lines[-1].startswith("complete: mean return 13.77 (")
 
 
