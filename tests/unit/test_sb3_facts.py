@@ -10,11 +10,16 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from rl_eval.bounded_read import FEW_MB
+from rl_eval.errors import ConfigError
 from rl_eval.integrations.sb3.files import facts_of, trained_normalized
+from tests.refused import refused
 
 BOUNDED = spaces.Box(-1, 1, (2,))
 FREE = spaces.Box(-np.inf, np.inf, (2,))
 NEAR, FAR = np.array([[0.5, -0.5]], np.float32), np.array([[0.5, -7.0]], np.float32)
+MANY = {":serialized:": base64.b64encode(b"]" * 1_000_000).decode()}
+"""A pickle of very many lists."""
 ON, OFF = {}, {"buffer_size": 100}
 
 
@@ -101,6 +106,22 @@ def test_a_file_that_is_something_else_shows_nothing(tmp_path, content):
         archive.writestr("data", content)
     assert facts_of(tmp_path / "model.zip") == {}
     assert facts_of(tmp_path / "none.zip") == {}
+
+
+def test_the_observations_of_many_environments_are_read(tmp_path):
+    """Their text has more than 4 MB."""
+    many = np.zeros((4096, 200), np.float32)
+    path = saved(tmp_path / "model.zip", _last_obs=many, _last_original_obs=many + 1, observation_space=FREE)
+    assert path.stat().st_size > 2 * FEW_MB
+    assert trained_normalized(facts_of(path)) is True
+
+
+@pytest.mark.parametrize("text", [" " * (FEW_MB + 1), json.dumps({"_last_obs": MANY})])
+def test_attributes_that_are_too_large_are_an_error(tmp_path, text):
+    with zipfile.ZipFile(tmp_path / "model.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("data", text)
+    with refused(ConfigError, "policy.policy", value=str(tmp_path / "model.zip")):
+        facts_of(tmp_path / "model.zip")
 
 
 def test_observations_that_are_not_numbers_show_nothing():

@@ -7,6 +7,7 @@ arrays. It imports and runs no code that a file names, and it does not import St
 from __future__ import annotations
 
 import base64
+import errno
 import functools
 import io
 import logging
@@ -24,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import override
 
-from rl_eval.bounded_read import open_zip, read_entry
+from rl_eval.bounded_read import FEW_MB, BoundedFile, open_zip, read_entry
 from rl_eval.config.policy_sources import PolicyScheme, PolicySource, absolute, path_in
 from rl_eval.errors import ConfigError
 from rl_eval.records.plain import parse_json
@@ -45,7 +46,7 @@ _REPLAY_BUFFER: Final = "buffer_size"
 """Attribute that only algorithms with a replay buffer have."""
 _ARRAYS: Final = ("_frombuffer", "dtype", "scalar")
 """Names of NumPy that a pickle of an array refers to, and that take no more memory than the pickle."""
-_MOST_STEPS: Final = 10_000
+_MOST_STEPS: Final = 100_000
 """Maximum number of instructions in a pickle. Each byte can be one, and create an object."""
 _NUMBERS: Final = "biuf"
 """Kinds of dtypes of observations that can be compared."""
@@ -191,15 +192,22 @@ def facts_of(model: Path) -> Mapping[str, Any]:
     """Return the attributes of a saved model; empty if the file cannot be read.
 
     Spaces and observations are unpickled. For other pickled attributes, the value is the JSON that SB3 saves for them.
+
+    Raises:
+        ConfigError: The attributes are much larger than the file, or have too many parts.
     """
     try:
-        with open_zip(model) as archive:
-            facts = parse_json(read_entry(archive, "data", model))
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile):
-        return {}  # Loading the model reports the error.
-    if not isinstance(facts, dict):
-        return {}
-    return {**facts, **{name: _read(facts[name]) for name in (_SPACE, _LAST, _ORIGINAL) if name in facts}}
+        with BoundedFile(model) as file, zipfile.ZipFile(file) as archive:
+            facts = parse_json(read_entry(archive, "data", model, max(FEW_MB, file.stored)))
+        found = {name: _read(facts[name]) for name in (_SPACE, _LAST, _ORIGINAL) if name in facts}
+        found = {**facts, **found}
+    except (OSError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
+        if getattr(error, "errno", None) != errno.EFBIG:
+            return {}  # Loading the model reports the error.
+        problem = f"the policy: the attributes of {model} are too large: {error}"
+        fix = f"Save the model again, with exclude=[{_LAST!r}, {_ORIGINAL!r}], and set {_KEY}."
+        raise ConfigError(problem, key="policy.policy", value=str(model), fix=fix) from error
+    return found
 
 
 def _shown_by(last: Mapping[Any, Any], original: Mapping[Any, Any], space: Mapping[Any, Any]) -> bool | None:
@@ -247,15 +255,20 @@ def _parts(value: Any) -> dict[Any, Any]:
 
 
 def _read(value: Any) -> Any:
-    """Return a pickled attribute; an empty mapping if it cannot be read."""
+    """Return a pickled attribute; an empty mapping if it cannot be read.
+
+    Raises:
+        OSError: It has too many parts.
+    """
     if value is None:
         return None
     try:
         pickled = base64.b64decode(value[":serialized:"])
-        short = next(islice(pickletools.genops(pickled), _MOST_STEPS, None), None) is None
-        return _Arrays(io.BytesIO(pickled)).load() if short else {}
+        if next(islice(pickletools.genops(pickled), _MOST_STEPS, None), None) is None:
+            return _Arrays(io.BytesIO(pickled)).load()
     except Exception:
         return {}
+    raise OSError(errno.EFBIG, f"a pickle has more than {_MOST_STEPS:,} instructions")
 
 
 class _Inert:
