@@ -1,6 +1,6 @@
 """State of the caller's process that an evaluation preserves: signals, forks, working directory, torch threads.
 
-A signal reaches Python code only in the main thread, through its handler. The handlers in this module remember whether
+A signal reaches Python code only in the main thread, through its handler. The handlers in this module remember what
 they raised, as that of SIGINT does after Ctrl-C. Any other exception comes from the code of the user.
 """
 
@@ -20,6 +20,8 @@ from rl_eval.supervision.flight_recorder import close_installed
 
 _PACKAGES: Final = ("rl_eval.runners.", "rl_eval.backends.")
 """Beginnings of the names of all modules that call code of the user in the process of a runner."""
+_ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that ask a process to end."""
 
 _unattended = threading.Event()
 """Set in a process that receives no Ctrl-C."""
@@ -29,17 +31,18 @@ _forked = threading.Event()
 
 @final
 class _NotedHandler:
-    """Handler of a signal that calls the former handler, and remembers whether it raised."""
+    """Handler of a signal that calls the former handler, and remembers the last exception that ends a run."""
 
     def __init__(self, former: Any) -> None:
         self.former = former
-        self.raised = False
+        self.raised: BaseException | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         try:
             self.former(number, frame)
-        except BaseException:
-            self.raised = True
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self.raised = error
             raise
 
 
@@ -69,16 +72,28 @@ def expect_no_ctrl_c() -> None:
 def survivable() -> tuple[type[BaseException], ...]:
     """Return the exceptions that are faults of an environment or a policy: all that no signal can have raised.
 
-    In a process that code of the user has forked, end the process.
+    Call it in an ``except`` clause: the present exception is no fault if a signal raised it or its cause. In a process
+    that code of the user has forked, end the process.
     """
     end_fork()
     if _unattended.is_set() or threading.current_thread() is not threading.main_thread():
         return (BaseException,)
-    handlers = [handler for number in signal.valid_signals() if callable(handler := signal.getsignal(number))]
-    if any(isinstance(handler, _NotedHandler) and handler.raised for handler in handlers):
+    handlers = {number: handler for number in signal.valid_signals() if callable(handler := signal.getsignal(number))}
+    noted = [handler.raised for handler in handlers.values() if isinstance(handler, _NotedHandler)]
+    if any(raised is error for raised in filter(None, noted) for error in _origins(sys.exc_info()[1])):
         return (Exception,)
-    known = all(isinstance(handler, _NotedHandler) for handler in handlers)
+    known = all(isinstance(handlers.get(number), _NotedHandler | None) for number in _ENDING)
     return (BaseException,) if known else (Exception, SystemExit)
+
+
+def _origins(error: BaseException | None) -> list[BaseException]:
+    """Return an exception, its causes, and the members of groups."""
+    found = [] if error is None else [error]
+    for one in found:  # The list grows.
+        members = getattr(one, "exceptions", ())
+        nearest = (one.__cause__, one.__context__, *(members if isinstance(members, tuple) else ()))
+        found += [near for near in nearest if near is not None and all(near is not known for known in found)]
+    return found
 
 
 def _note_fork() -> None:

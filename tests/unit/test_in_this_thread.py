@@ -236,6 +236,61 @@ def test_a_handler_of_the_callers_is_asked_and_decides(monkeypatch: pytest.Monke
     assert result.fault_counts == {"KeyboardInterrupt": 1}
 
 
+class Late(BaseException):
+    """What the handler of an alarm raises."""
+
+
+def late(*_: object) -> None:
+    raise Late
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, asyncio.CancelledError])
+@pytest.mark.parametrize("mine", [False, True], ids=["of the caller", "of the environment"])
+def test_the_alarm_of_a_time_limit_leaves_later_exceptions_to_the_environment(
+    mine: bool, kind: type[BaseException]
+) -> None:
+    """Only what a handler raised itself ends the evaluation, whoever installed the handler."""
+    steps = []
+
+    def limit(place: str) -> None:
+        steps.extend([place] * (place == "step"))
+        if mine:
+            signal.signal(signal.SIGALRM, late)
+        if place == "step" and len(steps) == 1:
+            with pytest.raises(Late):
+                signal.raise_signal(signal.SIGALRM)
+        if place == "step" and len(steps) == 3:
+            raise kind("the simulator's own")
+
+    former = signal.signal(signal.SIGALRM, late)
+    try:
+        result = evaluate(config(limit))
+    finally:
+        signal.signal(signal.SIGALRM, former)
+    assert (result.status, result.fault_counts) == ("complete", {kind.__name__: 1})
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_what_the_handler_of_a_time_limit_raised_ends_the_evaluation(wrapped: bool) -> None:
+    """Also as the cause of another exception that is no error."""
+
+    def limit(place: str) -> None:
+        if place == "step" and wrapped:
+            try:
+                signal.raise_signal(signal.SIGALRM)
+            except Late:
+                raise SystemExit("too late") from None
+        elif place == "step":
+            signal.raise_signal(signal.SIGALRM)
+
+    former = signal.signal(signal.SIGALRM, late)
+    try:
+        with pytest.raises(SystemExit if wrapped else Late):
+            evaluate(config(limit))
+    finally:
+        signal.signal(signal.SIGALRM, former)
+
+
 def test_where_an_environment_took_the_handler_over_any_interrupt_counts_as_ctrl_c() -> None:
     """Nothing tells them apart then, and a user who wants out must get out."""
 
