@@ -25,8 +25,8 @@ _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _unattended = threading.Event()
 """Set in a process that receives no Ctrl-C."""
-_forked = threading.Event()
-"""Set in a process that code of the user has forked from the process of a runner."""
+_forking: list[FrameType] = []
+"""Call of the code of the user that has forked this process from the process of a runner."""
 
 
 @final
@@ -98,12 +98,18 @@ def _origins(error: BaseException | None) -> list[BaseException]:
 
 def _note_fork() -> None:
     """Note in a new process whether a runner's call has forked it."""
-    frame: FrameType | None = sys._getframe()  # noqa: SLF001 -- inspect.currentframe, without its import.
-    while frame is not None and not frame.f_globals.get("__name__", "").startswith(_PACKAGES):
+    called = sys._getframe()  # noqa: SLF001 -- inspect.currentframe, without its import.
+    while (frame := called.f_back) is not None and not _name(frame).startswith("rl_eval."):
+        called = frame
+    while frame is not None and not _name(frame).startswith(_PACKAGES):
         frame = frame.f_back
     if frame is not None:
         close_installed()
-        _forked.set()
+        _forking[:] = [called]
+
+
+def _name(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
 
 
 os.register_at_fork(after_in_child=_note_fork)
@@ -112,9 +118,13 @@ os.register_at_fork(after_in_child=_note_fork)
 def end_fork() -> None:
     """End this process if a runner's call has forked it, with the exit code of the present exception; otherwise return.
 
-    It must not continue as a second evaluator. There is no cleanup, because all files belong to its parent.
+    It must not continue as a second evaluator. While the call has not returned, it may evaluate on its own. There is no
+    cleanup, because all files belong to its parent.
     """
-    if not _forked.is_set():
+    frame = sys._current_frames().get(threading.main_thread().ident or 0) if _forking else None  # noqa: SLF001
+    while frame is not None and frame is not _forking[0]:
+        frame = frame.f_back
+    if not _forking or frame is not None:
         return
     error = sys.exc_info()[1]
     if isinstance(error, SystemExit):

@@ -176,13 +176,15 @@ def flight_recorder(lanes: int) -> FlightRecorder:
 
 
 def close_installed() -> None:
-    """Close the installed recorder in a process that an environment has forked: the parent writes to the same memory.
+    """Remove the installed recorder in a process that an environment has forked: the parent writes to the same memory.
 
-    A runner that continues in this process raises an error.
+    The runner that uses it raises an error if it continues in this process.
     """
+    global _installed  # noqa: PLW0603
     if _installed is not None:
         _installed.cells.release()
         _installed.clock.release()
+        _installed = None
 
 
 def install(group: str, name: str, lanes: int, node_id: str) -> ProcessInfo:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import signal
 import sys
@@ -289,3 +290,37 @@ def test_a_fork_outside_the_calls_of_a_runner_may_evaluate() -> None:
     if not child:
         os._exit(evaluate(evaluator_config).fingerprint != expected)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def evaluate_in_a_child(expected: str, runner: str, statuses: Path) -> Callable[[], None]:
+    """Evaluate in a process of ``multiprocessing``, and write its exit code to a file."""
+
+    def inner() -> None:
+        sys.exit(40 + (evaluate(config(runner, "nowhere", int)).fingerprint == expected))
+
+    def strike() -> None:
+        child = multiprocessing.get_context("fork").Process(target=inner)
+        child.start()
+        child.join(60)
+        with statuses.open("a") as file:
+            file.write(f"{child.exitcode}\n")
+
+    return strike
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("outer", ["vector", "subprocess"])
+@pytest.mark.parametrize("inner", ["vector", "subprocess"])
+def test_a_worker_that_an_environment_forks_may_evaluate(outer: str, inner: str, tmp_path: Path) -> None:
+    expected, statuses = evaluate(config(inner, "nowhere", int)).fingerprint, tmp_path / "statuses"
+    result = evaluate(config(outer, "step", evaluate_in_a_child(expected, inner, statuses)))
+    assert (result.status, len(result.faults)) == ("complete", 0)
+    assert {int(line) for line in statuses.read_text().split()} == {41}
+
+
+@pytest.mark.process
+def test_a_worker_that_a_policy_forks_may_evaluate(tmp_path: Path) -> None:
+    expected, statuses = evaluate(config("vector", "nowhere", int)).fingerprint, tmp_path / "statuses"
+    strike = evaluate_in_a_child(expected, "vector", statuses)
+    assert evaluate(config("vector", "nowhere", int, act=strike)).status == "complete"
+    assert {int(line) for line in statuses.read_text().split()} == {41}
