@@ -49,7 +49,7 @@ class BoundedFile(io.BufferedReader):
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # To open a pipe would block.
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
         super().__init__(io.FileIO(path))
-        self._path, self._limit = path, limit
+        self._path, self.limit = path, limit
         self.size, self.stored = os.fstat(self.fileno()).st_size, _stored(self.fileno())
         if self.size > max(FEW_MB, _INFLATION * self.stored):
             self.close()
@@ -62,7 +62,7 @@ class BoundedFile(io.BufferedReader):
         """Read the next bytes. The error about too many bytes names the file, the number and the limit."""
         left = max(0, self.size - self.tell())
         wanted = left if size is None or size < 0 else min(size, left)
-        _check_size("it", wanted, self._limit, self._path)
+        _check_size("it", wanted, self.limit, self._path)
         return super().read(wanted)
 
 
@@ -74,6 +74,20 @@ def read_bytes(path: Path, limit: int = FEW_MB) -> bytes:
     """
     with BoundedFile(path, limit) as file:
         return file.read()
+
+
+def read_named(path: Path, limit: int = FEW_MB) -> bytes:
+    """Return the content of a file that the user names, which may also be a pipe.
+
+    Raises:
+        OSError: The file cannot be read, or has more than ``limit`` bytes.
+    """
+    if not path.is_fifo():
+        return read_bytes(path, limit)
+    with path.open("rb") as pipe:
+        content = pipe.read(limit + 1)
+    _check_size("it", len(content), limit, path)
+    return content
 
 
 @contextmanager

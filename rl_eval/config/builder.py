@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, TypeVar, cast
 
 import yaml
 
-from rl_eval.bounded_read import read_bytes
+from rl_eval.bounded_read import read_named
 from rl_eval.config.conditions import anchored_conditions
 from rl_eval.config.policy_sources import absolute, anchored
 from rl_eval.config.settings import SECTIONS, EvalSettings, copy_containers, make_settings
@@ -380,7 +380,7 @@ def read_text(path: Path) -> str:
         ConfigError: There is no such file, it cannot be read, or it is not text.
     """
     try:
-        return read_bytes(path, _LONGEST).decode()
+        return read_named(path).decode()
     except FileNotFoundError:
         fix = "" if path.suffix in {".yaml", ".yml"} else f"To evaluate an environment, pass --env {path}."
         raise ConfigError(f"there is no config file {str(path)!r}", key=str(path), fix=fix) from None
@@ -392,8 +392,6 @@ def read_text(path: Path) -> str:
         raise ConfigError(f"{path} is not a text file, so it is not a config", key=str(path), fix=fix) from None
 
 
-_LONGEST: Final = 2**20
-"""Maximum number of bytes of a config file."""
 _MOST_VALUES: Final = 50_000
 """Maximum number of values and keys. To parse them takes about a second."""
 _DEEPEST: Final = 100

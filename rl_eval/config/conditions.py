@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from rl_eval.bounded_read import LARGE, read_bytes
+from rl_eval.bounded_read import LARGE, read_named
 from rl_eval.config.policy_sources import absolute
 from rl_eval.errors import ConfigError, nearest
 from rl_eval.records.parquet import parquet_columns
@@ -73,7 +73,7 @@ def _read(path: Path) -> Any:
     readers: Mapping[str, Callable[[Path], Any]] = {
         ".parquet": _rows_of_parquet,
         ".csv": _rows_of_csv,
-        ".json": lambda path: parse_json(read_bytes(path, LARGE)),
+        ".json": lambda path: parse_json(read_named(path, LARGE)),
     }
     if path.suffix not in readers:
         fix = f"Use a file with one of the suffixes {', '.join(readers)}."
@@ -89,7 +89,7 @@ def _rows_of_csv(path: Path) -> Any:
     from pyarrow import csv
 
     ids_are_text = csv.ConvertOptions(column_types={ID: pa.string()})
-    content: Any = pa.BufferReader(read_bytes(path, LARGE))
+    content: Any = pa.BufferReader(read_named(path, LARGE))
     return csv.read_csv(content, convert_options=ids_are_text).to_pylist()
 
 

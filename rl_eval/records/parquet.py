@@ -33,7 +33,7 @@ limit applies, because a column that repeats one value needs almost no bytes."""
 _FOOTER: Final = 300_000
 """Maximum number of bytes of the metadata of a small file. In memory, they can take 250 times as much."""
 _PART: Final = 2**26
-"""Maximum number of bytes of a column in one row group. rl_eval writes a million rows per group."""
+"""Number of bytes of a column in one row group that are read of any file. rl_eval writes a million rows per group."""
 _END: Final = 8
 """Number of bytes at the end of a file: four of the length of the metadata, and four that every file has."""
 _TEXT: Final = "BYTE_ARRAY"
@@ -119,7 +119,8 @@ def parquet_columns(path: Path, texts: Collection[str] = ()) -> Iterator[Parquet
     Raises:
         OSError, pyarrow.ArrowException: The file is not a Parquet file.
     """
-    with BoundedFile(path, _PART) as file:  # pyarrow accepts only UTF-8 paths, so Python opens every file.
+    with BoundedFile(path) as file:  # pyarrow accepts only UTF-8 paths, so Python opens every file.
+        file.limit = max(_PART, file.stored)
         yield ParquetColumns(file, file.stored, texts)
 
 

@@ -120,7 +120,7 @@ _WIDEST: Final = 10_000
 _DEEPEST: Final = 100
 """Maximum nesting depth of JSON. Recursive functions that read the data later could handle several times as many
 levels."""
-_MOST_CONTAINERS: Final = 100_000
+_MOST_CONTAINERS: Final = 250_000
 """Maximum number of lists and mappings in short JSON. Each takes up to 230 bytes, but only two characters."""
 _CONTAINER: Final = 16
 """Mean number of characters per list or mapping, for longer JSON."""

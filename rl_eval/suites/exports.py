@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from rl_eval.bounded_read import read_bytes
+from rl_eval.bounded_read import LARGE, read_named
 from rl_eval.errors import ConfigError, UsageError
 from rl_eval.results.csv_text import read_csv, write_csv
 from rl_eval.results.stats.aggregate import exact_mean
@@ -43,7 +43,7 @@ def read_scores(path: str | os.PathLike[str]) -> Scores:
         UsageError: The file has no scores, or a score is NaN or infinite.
     """
     try:
-        lines = read_csv(read_bytes(Path(path)).decode("utf-8-sig"))
+        lines = read_csv(read_named(Path(path), LARGE).decode("utf-8-sig"))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"{path} cannot be read: {error}", key="baselines", value=str(path)) from error
     if not lines or lines[0] != _COLUMNS:

@@ -348,6 +348,12 @@ def _(folder: Path) -> Arguments:
     return ("list", folder)
 
 
+@bomb("result: as many mappings in result.json as are read")
+def _(folder: Path) -> Arguments:
+    (result(folder) / "result.json").write_bytes(b'{"a":[' + b'{"":0},' * 249_000 + b"0]}")
+    return ("show", folder / "run")
+
+
 @bomb("result: nested result.json")
 def _(folder: Path) -> Arguments:
     (result(folder) / "result.json").write_bytes(b"[" * 4_000_000)
@@ -522,6 +528,16 @@ def _(folder: Path) -> Arguments:
     return ("run", config(folder, "x: [" + "1," * 500_000 + "1]"))
 
 
+@bomb("YAML: as much text as is read")
+def _(folder: Path) -> Arguments:
+    return ("run", config(folder, "x: [" + "aaaaaaaaaaaaaaaaaaa 'a'," * 170_000 + "1]"))
+
+
+@bomb("YAML: a text of 4 MB")
+def _(folder: Path) -> Arguments:
+    return ("run", config(folder, "x: " + "a " * 2_000_000))
+
+
 @bomb("YAML: 5,000 digits")
 def _(folder: Path) -> Arguments:
     return ("run", config(folder, "evaluation: {num_episodes: " + "9" * 5000 + "}"))
@@ -545,6 +561,12 @@ def with_conditions(file: Path) -> Arguments:
 @bomb("conditions: mappings in JSON")
 def _(folder: Path) -> Arguments:
     (folder / "r.json").write_bytes(MANY_DICTS)
+    return with_conditions(folder / "r.json")
+
+
+@bomb("conditions: as many mappings in JSON as are read")
+def _(folder: Path) -> Arguments:
+    (folder / "r.json").write_bytes(b"[" + b'{"":0},' * 249_000 + b"0]")
     return with_conditions(folder / "r.json")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,19 @@ def test_aliases_are_shared_as_before(tmp_path: Path) -> None:
     arguments = EvalConfig.from_yaml(tmp_path / "c.yaml").to_dict()["policy"]["policy_kwargs"]
     given = {"x": [1, 2], "y": 16}
     assert arguments == {"a": given, "b": 16, "c": given | {"y": 1000}}
+
+
+def test_long_comments_are_read(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(GAME + "# a comment\n" * 200_000)
+    assert EvalConfig.from_yaml(tmp_path / "c.yaml").to_dict()["environment"]["env"] == "CartPole-v1"
+
+
+def test_a_config_may_be_a_pipe() -> None:
+    read, write = os.pipe()
+    os.write(write, GAME.encode())
+    os.close(write)
+    assert EvalConfig.from_yaml(f"/dev/fd/{read}").to_dict()["environment"]["env"] == "CartPole-v1"
+    os.close(read)
 
 
 def test_a_config_of_many_conditions_is_read(tmp_path: Path) -> None:

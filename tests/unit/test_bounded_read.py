@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from rl_eval.bounded_read import FEW_MB, BoundedFile, check_inflation, open_zip, read_bytes, read_entry
+from rl_eval.bounded_read import FEW_MB, BoundedFile, check_inflation, open_zip, read_bytes, read_entry, read_named
 from tests.unit.small_files import archive, inflating, sparse
 
 
@@ -37,6 +38,28 @@ def test_what_is_not_a_regular_file_is_refused_at_once(tmp_path: Path) -> None:
             read_bytes(path)
     with pytest.raises(FileNotFoundError):
         read_bytes(tmp_path / "none")
+
+
+@pytest.mark.parametrize("size", [0, 5, 6, 500_000])
+def test_a_pipe_that_the_user_names_is_read_up_to_the_limit(tmp_path: Path, size: int) -> None:
+    path, content = tmp_path / "pipe", b"x" * size
+    os.mkfifo(path)
+    with ThreadPoolExecutor() as pool:
+        writing = pool.submit(path.write_bytes, content)
+        if size <= 5:
+            assert read_named(path, 5) == content
+        else:
+            with pytest.raises(OSError, match=r"6 bytes.*pipe'"):
+                read_named(path, 5)
+        assert isinstance(writing.exception(), BrokenPipeError | None)
+
+
+def test_other_files_that_the_user_names_are_read_as_any_file(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"12345")
+    assert read_named(tmp_path / "a", 5) == b"12345"
+    for path in (Path("/dev/zero"), tmp_path):
+        with pytest.raises(OSError, match=str(path)):
+            read_named(path)
 
 
 def test_holes_do_not_count(tmp_path: Path) -> None:

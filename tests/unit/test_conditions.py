@@ -246,6 +246,19 @@ def test_a_file_is_relative_to_the_config(suffix: str, tmp_path: Path) -> None:
     assert found == make_conditions(rows=rows)
 
 
+def test_many_and_long_conditions_are_read(tmp_path: Path) -> None:
+    """A column of text may have more than 64 MB, and JSON 240,000 lists and mappings."""
+    letters, ids = np.random.default_rng(0).bytes(40_000_000).hex(), [str(number) for number in range(100_000)]
+    texts = [letters[start : start + 800] for start in range(0, len(letters), 800)]
+    parquet.write_table(pa.table({"id": ids, "text": texts}), tmp_path / "rows.parquet")
+    nested = [{"id": one, "a": [[0, 1], [2, 3]]} for one in ids[:60_000]]
+    (tmp_path / "rows.json").write_text(json.dumps(nested))
+    for suffix, count in ((".parquet", 100_000), (".json", 60_000)):
+        found = load_conditions(tmp_path / f"rows{suffix}")
+        assert found is not None
+        assert len(found.rows) == count
+
+
 def test_an_id_in_csv_is_text(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("id,light\n01,1\n1,2\n")

@@ -320,3 +320,9 @@ def test_a_figure_without_matplotlib_says_what_to_install(monkeypatch: pytest.Mo
     with refused(ConfigError, key="figures") as caught:
         interval_figure(TABLE)
     assert "rl-eval[plot]" in caught.value.fix
+
+
+def test_many_scores_are_read(tmp_path: Path) -> None:
+    lines = [f"a_long_name_of_a_policy_{seed % 50},a_long_name_of_a_task,{seed},1.5\n" for seed in range(90_000)]
+    (tmp_path / "scores.csv").write_text("policy,task,seed,score\n" + "".join(lines))
+    assert len(read_scores(tmp_path / "scores.csv").runs) == len(lines)
