@@ -5,6 +5,7 @@ They are read from npz files, TensorDicts in TorchRL's layout, and Minari datase
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
 import os
@@ -231,6 +232,7 @@ def _check(steps: Mapping[str, Array]) -> None:
 
 _MINARI: Final = "minari:"
 _FORMS: Final = "Pass an npz file, the folder of a TensorDict, or minari:ID."
+_UNPACKED: Final = "Save the arrays with numpy.savez, which does not compress them."
 _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "episode": ("episode", "collector.traj_ids", "traj_ids"),
     "step": ("step", "collector.step"),
@@ -284,7 +286,8 @@ def _npz(path: Path) -> dict[str, Array]:
             return {name.removesuffix(".npy"): np.lib.format.read_array(entry) for name, entry in entries}
     except (OSError, ValueError, EOFError, TypeError, AttributeError, MemoryError, zipfile.BadZipFile) as error:
         problem = f"{path} is not an npz file with one array per column: {error}"
-        raise UsageError(problem, key="data", value=str(path), fix=_FORMS) from error
+        fix = _UNPACKED if getattr(error, "errno", None) == errno.EFBIG else _FORMS
+        raise UsageError(problem, key="data", value=str(path), fix=fix) from error
 
 
 def _memory_mapped(path: Path) -> Any:

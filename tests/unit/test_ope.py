@@ -23,7 +23,7 @@ from rl_eval.cli.exits import ExitCode
 from rl_eval.errors import ConfigError, PolicyError, UsageError
 from rl_eval.integrations.rllib.filters import FilteredPolicy
 from rl_eval.ope import ActionValues, LoggedEpisodes, estimate, load_episodes
-from rl_eval.ope.data import places_of
+from rl_eval.ope.data import _UNPACKED, places_of
 from rl_eval.ope.estimators import (
     MODEL_FREE,
     UNWEIGHTED,
@@ -445,6 +445,17 @@ def test_large_arrays_are_read(tmp_path, save):
     columns["observation"] = np.random.default_rng(0).random((len(columns["step"]), 100_000))
     save(tmp_path / "data.npz", **columns)
     assert np.array_equal(load_episodes(tmp_path / "data.npz").observations, columns["observation"])
+
+
+def test_constant_arrays_are_read_without_compression(tmp_path):
+    """Compressed, they look like a file that is made to take all memory. The error says what to do."""
+    columns = two_lengths(6)
+    columns["observation"] = np.zeros((len(columns["step"]), 500_000))
+    np.savez_compressed(tmp_path / "small.npz", **columns)
+    with refused(UsageError, "data", fix=_UNPACKED):
+        load_episodes(tmp_path / "small.npz")
+    np.savez(tmp_path / "data.npz", **columns)
+    assert len(load_episodes(tmp_path / "data.npz")) == 6
 
 
 def test_what_holds_no_logged_episodes_is_refused(tmp_path):
