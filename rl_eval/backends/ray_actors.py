@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import time
-import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -32,9 +30,8 @@ from rl_eval.backends.requests import RunnerRequest, SetWeights, Start, Stop
 from rl_eval.backends.runner_actor import Failure, RunnerActor
 from rl_eval.config.settings import EvalSettings, RunnersSection, with_values
 from rl_eval.errors import ClusterDied, ClusterError, ConfigError, RunnerLost
-from rl_eval.supervision.flight_recorder import CrashReport
+from rl_eval.supervision.flight_recorder import CrashReport, new_group
 from rl_eval.supervision.node_agent import Deadlines
-from rl_eval.supervision.processes import process_born
 from rl_eval.weights import WeightsSnapshot
 
 _LOSSES: Final = (
@@ -86,7 +83,7 @@ class RayBackend(Backend):
                 f"runners: Ray rejected these resources, labels or runtime_env: {error}", key="runners"
             ) from error
         self._agents = NodeAgents(_deadlines(settings), runtime_env, at_once=_keeps_deadlines(settings))
-        self._group = f"{os.getpid()}-{process_born(os.getpid())}-{uuid.uuid4().hex[:12]}"
+        self._group = new_group()
         self._lanes = settings.runners.lanes
         self._actors: dict[int, Any] = {}
         self._calls: dict[Any, Call] = {}

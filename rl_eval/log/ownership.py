@@ -18,14 +18,12 @@ import secrets
 import socket
 import time
 from dataclasses import asdict, dataclass, replace
-from functools import cache
-from pathlib import Path
 from typing import Final, Literal, final
 
 from rl_eval.errors import LogError, LogFenced, LogOwned
 from rl_eval.log.storage import Storage
 from rl_eval.records.plain import parse_json, typed
-from rl_eval.supervision.processes import process_status
+from rl_eval.supervision.processes import machine_id, process_status
 
 BEAT_SECONDS = 3.0
 """Seconds between two heartbeats."""
@@ -229,7 +227,7 @@ def _living_owner(storage: Storage, name: str) -> str | None:
 def _state(claim: Claim) -> Literal["alive", "dead", "unknown"]:
     if claim.released:
         return "dead"
-    if not claim.machine or claim.machine != _machine():
+    if not claim.machine or claim.machine != machine_id():
         return "unknown"
     try:
         os.kill(claim.pid, 0)
@@ -247,18 +245,10 @@ def _own_claim(epoch: int) -> Claim:
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     pid = os.getpid()
     token = secrets.token_hex(8)
-    return Claim(epoch, socket.gethostname(), pid, _process(pid) or "", _machine(), now, token=token)
+    return Claim(epoch, socket.gethostname(), pid, _process(pid) or "", machine_id(), now, token=token)
 
 
 def _process(pid: int) -> str | None:
     """Return the start time of a process; an empty string if the process has ended; None if its status is unknown."""
     status = process_status(pid)
     return None if status is None else "" if status.ended else str(status.born)
-
-
-@cache
-def _machine() -> str:
-    try:
-        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {Path('/proc/self/ns/pid').readlink()}"
-    except OSError:
-        return ""

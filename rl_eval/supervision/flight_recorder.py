@@ -11,19 +11,21 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import fcntl
+import hashlib
 import mmap
 import os
 import shutil
 import signal
 import stat
 import tempfile
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter, time
 from typing import Any, Final, Literal, NamedTuple, final, get_args
 
 from rl_eval.errors import RunnerStartError
-from rl_eval.supervision.processes import RUNNER_MARK, ProcessInfo, end_marked, process_born
+from rl_eval.supervision.processes import RUNNER_MARK, ProcessInfo, end_marked, machine_id, process_born
 
 IDLE, CONSTRUCT, RESET, STEP, ACT, CLOSE = range(6)
 PhaseName = Literal["idle", "construct", "reset", "step", "act", "close"]
@@ -48,7 +50,8 @@ STACK_SIGNAL: Final = signal.SIGRTMIN + 5 if hasattr(signal, "SIGRTMIN") else si
 
 _FOLDER: Final = "rl_eval-runner-"
 _YOUNG_S: Final = 60.0
-"""Minimum age of an abandoned folder without a file. A younger folder may belong to a runner that is creating it."""
+"""Minimum seconds since the last change of an abandoned folder without a stack file, or of another machine's process.
+A runner may be creating it, or a node agent may be about to read it."""
 
 Cause = Literal["deadline", "stopped", "signal", "vanished"]
 
@@ -218,22 +221,46 @@ def install(group: str, name: str, lanes: int, node_id: str) -> ProcessInfo:
     return ProcessInfo(node_id, os.getpid(), process_born(os.getpid()) or 0, mark, str(recorder), str(stack))
 
 
+def new_group() -> str:
+    """Return a new group name of the runners of this evaluating process.
+
+    It begins with process id, start time and machine, which show to :func:`remove_abandoned` whether the process lives.
+    """
+    return f"{os.getpid()}-{process_born(os.getpid())}-{_machine()}-{uuid.uuid4().hex[:12]}"
+
+
+def _machine() -> str:
+    return hashlib.sha256(machine_id().encode()).hexdigest()[:12]
+
+
 def remove_abandoned(group: str = "") -> None:
     """Remove the recordings of dead runners whose evaluating process has died, and what their environments started.
 
-    Recordings of the same group, or of a living process, are kept, because a node agent may be about to read them.
+    Recordings of the same group, or of a living process, are kept, because a node agent may be about to read them. If
+    the process belongs to another machine, they are removed a minute after a call has found the runner dead.
     """
+    marks, places = [], []
     for place in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
         other, _, _ = place.name.removeprefix(_FOLDER).rpartition("-")
         with contextlib.suppress(OSError, ValueError):  # BlockingIOError: the runner of the folder lives.
-            status, stacks, (pid, born) = place.lstat(), list(place.glob("*.stack")), map(int, other.split("-")[:2])
-            ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and other != group
-            if ours and process_born(pid) != born and (stacks or time() - status.st_mtime > _YOUNG_S):
-                for stack in stacks:
-                    with stack.open() as file:
-                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    end_marked(f"{other}-{stack.stem}")
-                shutil.rmtree(place)
+            status, stacks, (pid, born, machine) = place.lstat(), [*place.glob("*.stack")], other.split("-")[:3]
+            here = machine == _machine()
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or other == group:
+                continue
+            if here and process_born(int(pid)) == int(born):
+                continue
+            for stack in stacks:
+                with stack.open() as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if stacks and not here and not status.st_mode & stat.S_ISVTX:
+                place.chmod(0o1700)  # Found dead. This sets the time of the last change.
+            elif (stacks and here) or time() - status.st_ctime > _YOUNG_S:
+                places.append(place)
+                marks += [f"{other}-{stack.stem}" for stack in stacks]
+    if marks:
+        end_marked(*marks)
+    for place in places:
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def _mapped(path: Path, size: int) -> mmap.mmap:

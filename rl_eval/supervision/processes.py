@@ -6,9 +6,10 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from time import sleep
 from typing import Final, NamedTuple
 
 RUNNER_MARK: Final = "RL_EVAL_RUNNER"
@@ -17,8 +18,22 @@ RUNNER_MARK: Final = "RL_EVAL_RUNNER"
 
 _LOADS, _LOAD_S = 10, 0.02
 """Number of searches for marked processes while a process loads its program, and the seconds between them."""
+_YOUNG_S: Final = 2.0
+"""Age in seconds from which a process has loaded its program. An older process without variables was started so."""
 _EXIT_S: Final = 2.0
 """Seconds from the end of a runner's main thread until its process is killed."""
+
+
+@cache
+def machine_id() -> str:
+    """Return the ids of the boot and of the process namespace; an empty string if they are unknown.
+
+    They are equal for processes that see each other's process ids.
+    """
+    try:
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +111,7 @@ def end_after_main_thread() -> None:
 
     def end() -> None:
         threading.main_thread().join()
-        sleep(_EXIT_S)
+        time.sleep(_EXIT_S)
         with contextlib.suppress(OSError):  # If it leads no group, another process leads its group.
             os.killpg(os.getpid(), signal.SIGKILL)
         os._exit(0)
@@ -112,22 +127,27 @@ def erase_recordings(process_info: ProcessInfo) -> None:
         Path(process_info.recorder).parent.rmdir()
 
 
-def end_marked(mark: str) -> None:
-    """Kill all processes that inherited the mark of a runner."""
-    wanted = f"{RUNNER_MARK}={mark}".encode()
+def end_marked(*marks: str) -> None:
+    """Kill all processes that inherited one of the marks of runners."""
+    wanted = {f"{RUNNER_MARK}={mark}".encode() for mark in marks}
     for _ in range(_LOADS):
         loading = False
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 with contextlib.suppress(OSError):
                     variables = entry.joinpath("environ").read_bytes()
-                    if wanted in variables.split(b"\0"):
+                    if not wanted.isdisjoint(variables.split(b"\0")):
                         send_signal(int(entry.name), signal.SIGKILL)
-                    # Only while a process loads its program, it has a program and no variables.
-                    loading = loading or (not variables and entry.joinpath("exe").exists())
+                    loading = loading or (not variables and _loading(entry))
         if not loading:
             return
-        sleep(_LOAD_S)
+        time.sleep(_LOAD_S)
+
+
+def _loading(entry: Path) -> bool:
+    """Return whether a process without variables may still be loading its program. A kernel thread has no program."""
+    born, now = process_born(int(entry.name)), time.clock_gettime(time.CLOCK_BOOTTIME)
+    return born is not None and now - born / os.sysconf("SC_CLK_TCK") < _YOUNG_S and entry.joinpath("exe").exists()
 
 
 def send_signal(pid: int, number: int) -> bool:

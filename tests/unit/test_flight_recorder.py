@@ -11,7 +11,18 @@ from pathlib import Path
 import pytest
 
 from rl_eval import EvalConfig, evaluate
-from rl_eval.supervision.flight_recorder import ACT, NOW, RESET, SINCE, STEP, FlightRecorder, read_moment
+from rl_eval.supervision import flight_recorder
+from rl_eval.supervision.flight_recorder import (
+    ACT,
+    NOW,
+    RESET,
+    SINCE,
+    STEP,
+    FlightRecorder,
+    new_group,
+    read_moment,
+    remove_abandoned,
+)
 from rl_eval.supervision.processes import RUNNER_MARK, process_born, process_status, send_signal
 
 
@@ -115,14 +126,14 @@ INSTALL = """
 import resource, sys
 from rl_eval.supervision.flight_recorder import install
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), int(sys.argv[1])))
-print(install("group", "7", 10_000, "node").recorder)
+print(install(sys.argv[2], "7", 10_000, "node").recorder)
 """
 
 
-def installed(temporary: Path, largest_file: int = -1) -> subprocess.CompletedProcess[str]:
+def installed(temporary: Path, largest_file: int = -1, group: str = "group") -> subprocess.CompletedProcess[str]:
     """Install a recorder of 400 kB in a process of its own."""
     return subprocess.run(
-        [sys.executable, "-c", INSTALL, str(largest_file)],
+        [sys.executable, "-c", INSTALL, str(largest_file), group],
         env=os.environ | {"TMPDIR": str(temporary)},
         capture_output=True,
         text=True,
@@ -161,7 +172,8 @@ print(child.pid, flush=True)
 time.sleep(600)
 """
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)}
-    dead, alive = "1-7-a", f"{os.getpid()}-{process_born(os.getpid())}-b"
+    alive = new_group()
+    dead = f"1-7-{alive.split('-')[2]}-a"
     runners = [
         subprocess.Popen([sys.executable, "-c", script, group], stdout=subprocess.PIPE, text=True, env=env)
         for group in (dead, dead, alive)
@@ -194,6 +206,23 @@ time.sleep(600)
         for runner in runners:
             runner.kill()
             runner.communicate()
+
+
+@pytest.mark.process
+def test_a_recording_of_another_machines_evaluation_stays_for_a_minute_after_its_runner_died(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing here shows whether that evaluation lives, so a node agent may be about to read the recording."""
+    group = f"1-7-{'0' * 12}-a"
+    folder = Path(installed(tmp_path, group=group).stdout.strip()).parent
+    os.utime(folder, (0, 0))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for _ in range(2):
+        remove_abandoned()
+        assert len(list(folder.iterdir())) == 2
+    monkeypatch.setattr(flight_recorder, "_YOUNG_S", -1.0)
+    remove_abandoned()
+    assert not folder.exists()
 
 
 def eventually_ended(pid: int) -> bool:

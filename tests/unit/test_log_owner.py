@@ -17,6 +17,7 @@ from rl_eval.errors import LogError, LogFenced, LogOwned
 from rl_eval.log import EvaluationLog, ownership, read_log, writer
 from rl_eval.log.ownership import read_claims, take_ownership
 from rl_eval.log.storage import LocalStorage, ObjectStorage, Storage
+from rl_eval.supervision.processes import machine_id
 from tests.refused import refused
 from tests.unit.log_world import make_batch, make_manifest, start_driver
 
@@ -62,7 +63,7 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
 def make_claim(storage: Storage, **changes: Any) -> None:
     """Write the claim of a driver of this machine that never was."""
     fields: dict[str, Any] = {
-        "epoch": 1, "host": "elsewhere", "pid": 2**22 + 1, "process": "12", "machine": ownership._machine(),
+        "epoch": 1, "host": "elsewhere", "pid": 2**22 + 1, "process": "12", "machine": machine_id(),
         "since": "then",
     }  # fmt: skip
     storage.write("owners/000001", json.dumps(fields | changes).encode())
@@ -157,7 +158,7 @@ def test_an_upload_whose_answer_was_lost_is_ones_own() -> None:
 def elsewhere(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> ownership.Ownership:
     """A driver that this machine cannot ask."""
     with monkeypatch.context() as patch:
-        patch.setattr(ownership, "_machine", lambda: "another boot")
+        patch.setattr(ownership, "machine_id", lambda: "another boot")
         return take_ownership(storage)
 
 

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from waiting import eventually, gone
 
+from rl_eval.supervision import processes
 from rl_eval.supervision.flight_recorder import ALL_LANES, LaneEntry, Moment
 from rl_eval.supervision.node_agent import Deadlines, NodeAgent
 from rl_eval.supervision.processes import RUNNER_MARK, ProcessInfo, end_marked, process_status
@@ -220,6 +222,25 @@ def test_a_process_that_still_loads_its_program_is_ended() -> None:
         started = [subprocess.Popen(["sleep", "600"], env=environment, start_new_session=True) for _ in range(4)]
         end_marked("loading")
         assert all(process.wait(60) == -signal.SIGKILL for process in started)
+
+
+@pytest.mark.process
+def test_a_process_that_was_started_without_variables_does_not_delay_the_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only a young process can still be loading its program."""
+    monkeypatch.setattr(processes, "_LOAD_S", 600.0)
+    monkeypatch.setattr(processes, "_YOUNG_S", 0.0, raising=False)
+    bare = subprocess.Popen(["sleep", "600"], env={})
+    try:
+        assert eventually(lambda: b"sleep" in Path(f"/proc/{bare.pid}/cmdline").read_bytes())
+        search = threading.Thread(target=end_marked, args=("nobody",), daemon=True)
+        search.start()
+        search.join(60)
+        assert not search.is_alive()
+    finally:
+        bare.kill()
+        bare.wait()
 
 
 @pytest.mark.process

@@ -27,6 +27,7 @@ from rl_eval.suites.ledger import CellState, Ledger, Score
 from rl_eval.suites.result import SuiteResult
 from rl_eval.suites.running import SuiteEvents
 from rl_eval.suites.suite import Suite
+from rl_eval.supervision.processes import machine_id
 from tests.refused import refused, untold
 
 BASE: Mapping[str, Any] = {
@@ -397,7 +398,7 @@ class Fenced(Watched):
     def on_start(self, planned: PlannedCell, handle: EvalHandle) -> None:
         super().on_start(planned, handle)
         if len(self.started) == 1:
-            later = ownership.Claim(2, "here", 2**22 + 1, "12", ownership._machine(), "then")
+            later = ownership.Claim(2, "here", 2**22 + 1, "12", machine_id(), "then")
             write_text(self._folder / "cells" / planned.cell.digest / "owners" / "000002", json.dumps(asdict(later)))
 
 
