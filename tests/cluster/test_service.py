@@ -20,6 +20,7 @@ from waiting import eventually, gone
 from rl_eval import EvalConfig, EvalResult, Evaluator, EvaluatorBusy, evaluate, load
 from rl_eval.cli import app
 from rl_eval.errors import ClusterError, ConfigError, UsageError
+from rl_eval.training.service.actor import EvalService
 from rl_eval.training.service.client import end_service, list_services
 from rl_eval.weights import load_weights_file
 from tests.planted import leaks, secret
@@ -436,20 +437,54 @@ def test_a_wrong_answer_is_an_error_that_names_the_service(how: str, monkeypatch
         Evaluator.from_name("broken")
 
 
+LIMIT = "rl_eval.training.service.client._OPENING_S"
+
+
 def test_a_service_that_falls_silent_fails_the_handles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a later client of the name gets the results."""
-    monkeypatch.setattr("rl_eval.training.service.client._OPENING_S", 5.0)
+    """A later client of the name gets the results. The same client goes on as soon as the service answers."""
     with own_service("silent", client="one", gate=str(tmp_path / "gate")) as evaluator:
         handle, process = evaluator.submit(weights(4)), status("silent")["pid"]
         os.kill(process, signal.SIGSTOP)
         try:
-            with refused(ClusterError, "name", value="silent"):
+            with monkeypatch.context() as patch, refused(ClusterError, "name", value="silent"):
+                patch.setattr(LIMIT, 1.0)
                 handle.result(60)
         finally:
             os.kill(process, signal.SIGCONT)
         (tmp_path / "gate").touch()
+        assert evaluator.submit(weights(5)).result(60).mean_return == 5
         with Evaluator.from_name("silent", client="one") as later:
-            assert [one.result(60).mean_return for one in later.resumed] == [4]
+            assert 4 in [one.result(60).mean_return for one in later.resumed]
+
+
+def test_clients_wait_while_a_service_starts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Longer than for an answer, with warnings."""
+    from ray._private import state as cluster
+
+    start, gate = tmp_path / "start", tmp_path / "gate"
+    start.touch()
+
+    def init(service: Any, options: Any) -> None:
+        while not start.exists():
+            time.sleep(0.05)
+        EvalService.__init__(service, options)
+
+    kind = type("EvalService", (EvalService,), {"__init__": init})
+    monkeypatch.setattr("rl_eval.training.service.client.EvalService", kind)
+    with own_service("slow", gate=str(gate)) as evaluator:
+        handle, process = evaluator.submit(weights(4)), status("slow")["pid"]
+        start.unlink()
+        os.kill(process, signal.SIGKILL)
+        assert eventually(lambda: any(one["State"] == "RESTARTING" for one in cluster.actors().values()))
+        with monkeypatch.context() as patch:
+            patch.setattr(LIMIT, 1.0)
+            assert eventually(lambda: handle.done() or sum("RESTARTING" in one for one in caplog.messages) >= 2)
+        assert not handle.done()
+        start.touch()
+        gate.touch()
+        assert handle.result(60).mean_return == 4
 
 
 def test_a_service_whose_folder_cannot_be_written_is_named() -> None:

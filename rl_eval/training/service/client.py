@@ -7,6 +7,7 @@ the service's process was replaced. Each request has an identifier, so the servi
 from __future__ import annotations
 
 import atexit
+import logging
 import math
 import os
 import socket
@@ -22,6 +23,7 @@ from typing import Any, Final, TypeVar, final
 from urllib.parse import quote
 
 import ray
+from ray._private.state import actors
 from ray.exceptions import RayError, RayTaskError
 
 from rl_eval.backends.connection import Connection, summarize
@@ -43,6 +45,7 @@ from rl_eval.training.service.requests import (
 )
 from rl_eval.weights import HeldWeights, WeightsSnapshot, snapshot_weights
 
+_logger: Final = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer")
 _PREFIX: Final = "rl_eval:"
 _OPENING_S: Final = 180.0
@@ -214,6 +217,7 @@ def _for_the_service(settings: EvalSettings) -> EvalSettings:
 
 
 _LOOK_S: Final = 0.05  # Between two checks whether this client has left.
+_STARTING: Final = ("DEPENDENCIES_UNREADY", "PENDING_CREATION", "RESTARTING")
 _SILENCE_S: Final = 60.0  # Time limit for an answer of the service.
 _DISCONNECT_S: Final = 5.0
 
@@ -362,16 +366,12 @@ class ServiceClient:
         """Pass answers to their handles, until this client leaves."""
         have: set[str] = set()
         try:
-            while True:
+            while not self._ended.is_set():
                 sent = list(self._delivered)
                 self._check_connection()
                 call = self._actor.poll.remote(self.client, have, sent)
-                # ray.wait is not used: it would end the process if the caller shuts Ray down during the wait.
-                answer, deadline = call.future(), time.monotonic() + _OPENING_S
-                while time.monotonic() < deadline and not futures.wait([answer], timeout=_LOOK_S).done:
-                    self._check_connection()
-                    if self._ended.is_set():
-                        return
+                if not self._came(call):
+                    continue
                 answers, self._progress = _answer(call, _DISCONNECT_S, self._name, tuple)
                 del self._delivered[: len(sent)]
                 have = (have - set(sent)) | set(answers)
@@ -382,6 +382,27 @@ class ServiceClient:
                 lost = unreachable(self._name, f"cannot be reached: {error}")
                 self._error = error if isinstance(error, EvalError) else lost
                 self._fail_all(self._error)
+
+    def _came(self, call: Any) -> bool:
+        """Wait for the answer of a poll, also while Ray starts the service again. Return whether it came.
+
+        The handles fail if the service runs but does not answer. Later requests succeed if it answers again.
+        """
+        # ray.wait is not used: it would end the process if the caller shuts Ray down during the wait.
+        answer, since = call.future(), time.monotonic()
+        while not futures.wait([answer], timeout=_LOOK_S).done:
+            self._check_connection()
+            if self._ended.is_set():
+                return False
+            if time.monotonic() - since > _OPENING_S:
+                state = actors(self._actor._actor_id.hex()).get("State", "unknown")  # noqa: SLF001
+                silent = unreachable(self._name, f"does not answer; Ray's state of its actor is {state}")
+                _logger.warning("%s", silent)
+                if state not in _STARTING:
+                    self._fail_all(silent)
+                    return False
+                since = time.monotonic()
+        return True
 
     def _conclude(self, request: str, answer: bytes) -> None:
         if (handle := self._handles.get(request)) is None:
