@@ -6,6 +6,7 @@ notices both, so that the evaluation ends before that with an error of its own.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import socket
@@ -18,10 +19,11 @@ from typing import Final, Literal, final
 NO_NODE: Final = "no node of the Ray cluster is alive"
 REFUSED: Final = "the head of the Ray cluster refuses connections"
 SILENT: Final = "the head of the Ray cluster does not answer"
-_RECONNECT_S: Final = 0.75 * float(os.environ.get("RAY_gcs_rpc_server_reconnect_timeout_s", "60"))  # noqa: SIM112
+_RECONNECT_S: Final = 0.75 * float(os.environ.get("RAY_gcs_rpc_server_reconnect_timeout_s") or 60)  # noqa: SIM112
 """A part of the time for which Ray's client tries to connect again before it ends this process."""
 LIMITS_S: Final[Mapping[str, float]] = {NO_NODE: 30.0, REFUSED: _RECONNECT_S, SILENT: 110.0 + _RECONNECT_S}
 """Seconds for which each kind of trouble may last. Ray's client notices a cut link after 120 s."""
+_UNREACHABLE: Final = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.ECONNRESET)
 _INTERVAL_S: Final = 2.0
 _TIMEOUT_S: Final = 5.0
 _logger: Final = logging.getLogger(__name__)
@@ -91,8 +93,10 @@ def trouble_of(address: str) -> str:
     """
     try:
         connect_once(address)
-    except OSError as error:
-        return REFUSED if isinstance(error, ConnectionRefusedError) else SILENT
+    except ConnectionRefusedError:
+        return REFUSED
+    except OSError as error:  # Other errors are those of this process, such as too many open files.
+        return SILENT if isinstance(error, TimeoutError) or error.errno in _UNREACHABLE else ""
     try:
         from ray._private.grpc_utils import init_grpc_channel
         from ray.core.generated.gcs_pb2 import GcsNodeInfo

@@ -1,10 +1,14 @@
 """Signs that a cluster is lost, with a clock that the test moves."""
 
+import resource
+import runpy
 import socket
+from contextlib import ExitStack
 from threading import Thread
 
 import pytest
 
+from rl_eval.backends import cluster_watch
 from rl_eval.backends.cluster_watch import LIMITS_S, NO_NODE, REFUSED, SILENT, Outage, trouble_of
 
 
@@ -67,3 +71,32 @@ def test_what_is_no_head_of_a_cluster_tells_nothing() -> None:
         assert trouble_of(address) == ""
         closing.join()
     assert trouble_of(address) == REFUSED
+
+
+def test_a_process_without_free_files_is_no_sign() -> None:
+    """The head may be well."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+        try:
+            assert trouble_of(address) == ""
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_head_that_does_not_accept_is_silent() -> None:
+    with socket.socket() as server, ExitStack() as waiting:
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        address = server.getsockname()
+        for _ in range(3):  # They fill the queue, so the next connection waits.
+            one = waiting.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex(address)
+        assert trouble_of(f"127.0.0.1:{address[1]}") == SILENT
+
+
+def test_an_empty_limit_is_that_of_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "")
+    assert runpy.run_path(cluster_watch.__file__)["LIMITS_S"][REFUSED] == 0.75 * 60
