@@ -168,7 +168,8 @@ def _estimate(x: Axis, row: Row, height: float) -> Iterator[Shape]:
         low, high = x.place([row.low, row.high])
         ends, up = [low, low, low, high, high, high], np.array([-5, 5, 0, 0, -5, 5]) + height
         yield _path("whisker", ends, up, row.text)
-    for css, values, radius in (("part", row.parts, 3), ("point", [row.value], 5)):
+    point = "point" if math.isfinite(row.low + row.high) else "point open"
+    for css, values, radius in (("part", row.parts, 3), (point, [row.value], 5)):
         for value in filter(math.isfinite, values):
             at = {"cx": _px(float(x.place(value))), "cy": _px(height), "r": f"{radius}"}
             yield Shape("circle", css, at, f"{row.name}: {value:,.6g}")

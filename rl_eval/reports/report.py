@@ -28,6 +28,7 @@ from rl_eval.results.stats.interval import FEW, Bounds, Interval, mean_interval,
 from rl_eval.results.text import (
     BIASED_BEST,
     decimals,
+    environment_name,
     interval_places,
     number,
     percent,
@@ -226,22 +227,24 @@ def overview(results: Mapping[str, EvalResult]) -> Page:
     rates = {name: row for name, result in results.items() if (row := _success(name, result))}
     returns = {name: _mean_return(name, result) for name, result in results.items()}
     samples = [result.counted_rows["episode_return"] for result in results.values()]
-    figures = [
-        estimates(f"Success rates with {level}s", "success rate in %", [*rates.values()], within=(0, 100)),
-        estimates(f"Mean returns with {level}s", "mean return", [*returns.values()]),
-        estimates("Returns of the episodes, with mean and interval", "return", [*returns.values()], samples=samples),
-        _curve(list(results.values())),
-    ]
+    figures = [estimates(f"Success rates with {level}s", "success rate in %", [*rates.values()], within=(0, 100))]
+    if len({environment_name(result.provenance) for result in results.values()}) == 1:  # Others have no common scale.
+        rows, title = [*returns.values()], "Returns of the episodes, with mean and interval"
+        figures += [
+            estimates(f"Mean returns with {level}s", "mean return", rows),
+            estimates(title, "return", rows, samples=samples),
+        ]
+    figures.append(_curve(list(results.values())))
     metrics = list(dict.fromkeys(key for result in results.values() for key in result.metrics))
-    rows = []
+    cells = []
     for name, result in results.items():
         success = [rates[name].text if name in rates else ""] if rates else []
         shown = (returns[name].text, f"{result.aggregates.count:,}", result.status, policy_name(result.provenance))
         weights = weights_file(result.provenance) or weights_name(result.provenance, result.metrics["weights_version"])
         chosen = (number(result.metrics.get(key, math.nan), 4) for key in metrics)
-        rows.append((name, *success, *shown, weights, *chosen))
+        cells.append((name, *success, *shown, weights, *chosen))
     headings = ["result", *(["success"] if rates else []), "mean return", "episodes", "status", "policy", "weights"]
-    table = Table("All results", (*headings, *metrics), rows, f"In parentheses: {level}s.", num_hidden=len(metrics))
+    table = Table("All results", (*headings, *metrics), cells, f"In parentheses: {level}s.", num_hidden=len(metrics))
     missing = {name: result.interval.note for name, result in results.items() if not result.interval.exists}
     notes = [f"{name} has no interval of the mean return: {note}" for name, note in missing.items()]
     return Page("All results", "", "", [*filter(None, figures if rates else figures[1:]), table], notes)

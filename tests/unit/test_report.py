@@ -301,6 +301,15 @@ def test_without_success_there_is_no_column_and_no_chart_of_it() -> None:
     assert "success" in overview({"x": silent[0], "y": drawn_result(30)}).sections[-1].headings
 
 
+def test_returns_of_different_environments_share_no_axis() -> None:
+    """Their scales have nothing in common; success rates do."""
+    one, other = drawn_result(30), drawn_result(30, 1)
+    other.provenance["identity"] = {**other.provenance.get("identity", {}), "environment": {"env": "Other-v0"}}
+    titles = [section.title for section in overview({"x": one, "y": other}).sections]
+    assert [title for title in titles if "uccess" in title]
+    assert not [title for title in titles if "eturn" in title]
+
+
 def test_any_metric_can_be_a_column() -> None:
     """Those beyond the usual ones are hidden until they are chosen."""
     results = [drawn_result(30), drawn_result(40, 1)]
@@ -516,7 +525,7 @@ def test_charts_can_be_drawn_of_any_numbers(values: list[float]) -> None:
     array = np.array(values)
     row = Row("x", values[0], values[-1], values[0], "", values[:2])
     check_drawn(histogram(array, "x", row, marks=[("median", "median", 0.0)]))
-    check_drawn(estimates("X", "x", [row, row], within=values[-1:]))
+    check_drawn(estimates("X", "x", [row, row], within=(0.0,)))
     check_drawn(estimates("X", "x", [row, row], samples=[array, array[1:]]))
     check_drawn(running_mean(np.arange(len(array)), array, 0.95))
     check_drawn(means(range(len(values)), [Row("", value, value, value, "") for value in values], "step"))
