@@ -291,10 +291,11 @@ def traceback_of(error: BaseException) -> str:
     """Return the traceback of an exception and its causes, without secrets; only the end of a long traceback."""
     parts, left = [], 100_000
     for part in reversed([*traceback.TracebackException.from_exception(error).format()]):
-        parts.append(part if len(part) <= _LONGEST_PART else f"{redact_text(part, _LONGEST_PART)}\n")
-        left -= len(parts[-1])
+        shown = part if len(part) <= _LONGEST_PART else f"{redact_text(part, _LONGEST_PART)}\n"
+        left -= len(shown)
         if left < 0:
             break
+        parts.append(shown)
     return redact_text("".join(reversed(parts)))
 
 

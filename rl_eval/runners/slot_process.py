@@ -22,6 +22,7 @@ import cloudpickle
 import numpy as np
 
 from rl_eval.errors import EnvError, EnvFailed, summary_of, traceback_of
+from rl_eval.errors.printable import printable
 from rl_eval.errors.redaction import redact_text
 from rl_eval.records.episode import Lease
 from rl_eval.records.generators import GeneratorSensor
@@ -32,6 +33,8 @@ _WORKER: Final = "from rl_eval.runners.slot_process import main; main()"
 _LAST: Final = -1
 """Number of the reply that reports the end of the process."""
 _LAST_WORDS_S: Final = 0.2
+_SEARCHED: Final = 200_000
+"""Number of characters of an error that are searched for secrets. It is more than any message shows."""
 _FACTS: Final = ("observation_space", "action_space", "render_mode", "metadata", "condition_keys")
 """Attributes of an environment that its runner reads without a call."""
 
@@ -522,12 +525,14 @@ def _travels(value: Any) -> bool:
 
 def _portable(error: BaseException) -> tuple[BaseException, str]:
     """Return an error that can be raised in the runner's process, and its traceback as a string."""
-    text = traceback_of(error)
+    stacks = traceback_of(error)
     with contextlib.suppress(Exception):
+        text = str(error)[:_SEARCHED]
         # Only this process knows the secrets in its variables.
-        if redact_text(str(error)) == str(error) and type(pickle.loads(cloudpickle.dumps(error))) is type(error):
-            return error, text
-    return EnvFailed(summary_of(error)), text
+        open_text = redact_text(text, len(text)) == printable(text)
+        if open_text and type(pickle.loads(cloudpickle.dumps(error))) is type(error):
+            return error, stacks
+    return EnvFailed(summary_of(error)), stacks
 
 
 def serve(connection: Connection) -> None:

@@ -427,6 +427,16 @@ def test_the_frames_of_a_huge_error_are_kept() -> None:
     assert "in fail" in Fault.describe(caught.value)[2]
 
 
+def test_the_end_of_a_long_chain_of_errors_is_kept() -> None:
+    """The last error is at the end, whatever the lengths of the others add up to."""
+    cause: Exception | None = None
+    for _ in range(130):
+        error, last = ValueError("a" * 900), RuntimeError("the last error")
+        error.__cause__, last.__cause__ = cause, error
+        cause = error
+        assert "the last error" in traceback_of(last)
+
+
 @pytest.mark.parametrize("length", [99_950, 99_990, 100_000, 3_950, 3_995])
 def test_a_cut_leaves_no_part_of_a_secret(length: int) -> None:
     learn({"password": f"{secret('whole')} {secret('cut')}" * 3})

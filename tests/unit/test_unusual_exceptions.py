@@ -132,6 +132,14 @@ def test_an_episode_that_raises_any_exception_fails_alone(place: str, runner: st
     assert len(result.faults) == 2
 
 
+@pytest.mark.process
+@pytest.mark.parametrize("text", ["\x1b[31mred\x1b[0m", "one\r\ntwo", "x" * 100_001], ids=["color", "lines", "long"])
+def test_an_error_keeps_its_class_on_the_way_from_another_process(text: str) -> None:
+    """Whatever its text consists of, unless this contains a secret."""
+    result = evaluate(config("subprocess", "step", raising(lambda: ValueError(text))))
+    assert {fault.error_type for fault in result.faults} == {"ValueError"}
+
+
 @pytest.mark.parametrize("kind", EXCEPTIONS)
 @pytest.mark.parametrize("runner", ["single_agent", "vector"])
 def test_a_policy_that_raises_any_exception_fails_one_episode(runner: str, kind: str) -> None:
