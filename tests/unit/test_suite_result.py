@@ -100,7 +100,7 @@ def test_the_page_starts_with_a_dot_and_an_interval_per_task_and_policy(tmp_path
         text = next(path for path in files if path.name == PAGE).read_text()
         before, _, _ = text.partition('class="note')
         assert result.page.notes
-        assert before.count('<circle class="point"') == 6
+        assert before.count('<circle class="point') == 6
         assert before.count('class="whisker"') == (0 if num_seeds == 2 else 5)
         assert before.count('<circle class="part"') == (10 if num_seeds == 2 else 2)
         table = result.tables["tasks"]
