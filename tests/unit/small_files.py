@@ -345,7 +345,7 @@ def _(folder: Path) -> Arguments:
 @bomb("result: mappings in result.json")
 def _(folder: Path) -> Arguments:
     (result(folder) / "result.json").write_bytes(b'{"a":' + MANY_DICTS + b"}")
-    return ("list", folder)
+    return ("show", folder)
 
 
 @bomb("result: as many mappings in result.json as are read")

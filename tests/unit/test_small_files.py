@@ -30,4 +30,4 @@ def test_small_files_take_little_memory(tmp_path: Path) -> None:
     assert [one["name"] for one in found] == [*BOMBS]
     assert [one for one in found if one["peak"] > MOST] == []
     listed = {one["name"] for one in found if one["code"] not in ALLOWED}
-    assert listed == {"result: mappings in result.json"}  # As broken, by `list`.
+    assert listed == {"result: mappings in result.json"}  # As broken, in a table of several runs.
