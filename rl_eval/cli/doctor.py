@@ -84,7 +84,7 @@ class _Report:
     """
 
     def __init__(self, *, quiet: bool, as_json: bool) -> None:
-        self._console = Console(file=results(), highlight=False)
+        self._console = Console(file=results(), highlight=False, emoji=False)
         self._quiet, self._as_json = quiet, as_json
         self._findings: list[dict[str, str]] = []
         self.levels: Counter[str] = Counter()

@@ -116,4 +116,4 @@ def _print_error(message: str) -> None:
     """Print a message without control characters; keep its line breaks, and wrap long lines only on a terminal."""
     shown = lines(redact_text(message).strip()) or "no message"
     text = Text.assemble(("error: ", "bold red"), shown)
-    Console(stderr=True, highlight=False).print(text, soft_wrap=not os.isatty(2))
+    Console(stderr=True, highlight=False, emoji=False).print(text, soft_wrap=not os.isatty(2))

@@ -39,7 +39,7 @@ def results() -> TextIO:
 
 def print_report(report: Any) -> None:
     """Print a page, or an object that rich displays as a page."""
-    console = Console(file=results(), highlight=False)
+    console = Console(file=results(), highlight=False, emoji=False)
     if console.is_terminal:
         with written():
             console.print(report)

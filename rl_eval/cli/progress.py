@@ -50,7 +50,7 @@ class Monitor:
     """
 
     def __init__(self, *, quiet: bool, interval_s: float = _LINES_S) -> None:
-        self._console = Console(stderr=True, highlight=False, quiet=quiet)
+        self._console = Console(stderr=True, highlight=False, emoji=False, quiet=quiet)
         self._live = not quiet and sys.stderr.isatty() and not self._console.is_dumb_terminal
         self._interval_s = _LIVE_S if self._live else interval_s
         self._began = time.monotonic()

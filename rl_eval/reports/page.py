@@ -72,7 +72,9 @@ class Page:
     def __str__(self) -> str:
         from rich.console import Console, Group
 
-        console = Console(file=io.StringIO(), width=1_000, color_system=None, highlight=False, legacy_windows=False)
+        console = Console(
+            file=io.StringIO(), width=1_000, color_system=None, highlight=False, emoji=False, legacy_windows=False
+        )
         with console.capture() as captured:
             console.print(Group(*_parts(self, "-")))
         return "\n".join(line.rstrip() for line in captured.get().splitlines())

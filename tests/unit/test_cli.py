@@ -342,6 +342,16 @@ def test_a_result_that_cannot_be_saved_is_printed_all_the_same(folder, failing, 
 # What is printed
 
 
+def test_a_name_between_colons_is_no_picture(folder):
+    """Rich would print a sailing boat for ``:Boat:``."""
+    source = Path("cli_toys.py").read_text()
+    Path("cli_toys.py").write_text(f"{source}\n\nBoat = count\n")
+    outcome = call("run", "toy.yaml", "--set", "environment.env=cli_toys:Boat")
+    assert outcome.exit_code == 0, outcome.output
+    assert "cli_toys:Boat:" in outcome.stderr
+    assert "cli_toys:Boat" in outcome.stdout
+
+
 def test_one_line_has_the_notes_of_a_result(folder):
     """Weights that no other run has, in a gate of CI too."""
     words = ("run", "--env", "CartPole-v1", "--policy", "rl_eval.policies.mlp:make_mlp", "-n", 4, "--set")

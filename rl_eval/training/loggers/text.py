@@ -162,7 +162,7 @@ class ConsoleLogger(Logger):
     @cached_property
     def _console(self) -> Console:
         # Built at the first use: a console cannot be pickled, but this logger can.
-        return self._given or Console(highlight=False)
+        return self._given or Console(highlight=False, emoji=False)
 
     @override
     def log(self, point: EvalPoint) -> None:
