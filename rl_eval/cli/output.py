@@ -75,6 +75,8 @@ def _check_writable(folder: Path) -> None:
     """Create a folder, and check that a result can be saved in it after hours of episodes."""
     from rl_eval.results.files import check_ours
 
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{shown(folder)} is a file", key="--output", value=shown(folder), fix="Pass a folder.")
     check_ours(folder)
     with written(shown(folder)):
         folder.mkdir(parents=True, exist_ok=True)

@@ -109,5 +109,5 @@ def view(
         try:
             server.serve_forever()
         except (Interrupted, KeyboardInterrupt) as stop:
-            if getattr(stop, "exit_code", 130) != 130:
-                raise
+            if (code := getattr(stop, "exit_code", 130)) != 130:
+                raise typer.Exit(code) from None

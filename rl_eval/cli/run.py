@@ -415,13 +415,15 @@ def _numbers(result: EvalResult, remark: str) -> str:
 
 
 def _last_line(result: EvalResult, remark: str) -> str:
-    """Return the line below the table: the status and the first number of the table."""
+    """Return the line below the table: the status, the first number of the table, and a failed determinism check."""
     from rl_eval.reports.pages import means
+    from rl_eval.results.metrics import determinism_notes
 
     label, strong, rest = means(result)[0]
     first = f"{label} {strong} ({rest.partition(' (')[0]}), " if result.aggregates.count else ""
     counted = f"{result.aggregates.count:,} of {len(result.plan):,} episodes"
-    return "; ".join(filter(None, [f"{result.status}: {first}{counted}", remark]))
+    notes = map(first_clause, determinism_notes(result))
+    return "; ".join(filter(None, [f"{result.status}: {first}{counted}", remark, *notes]))
 
 
 def _next(result: EvalResult, folder: str) -> str:

@@ -264,6 +264,13 @@ def test_a_complete_run_in_a_folder_that_can_only_be_read_is_printed(folder):
     assert paths == [path for name in ("both", "log") for path in [Path(name), *sorted(Path(name).rglob("*"))]]
 
 
+def test_a_file_is_no_folder_of_a_run(folder):
+    Path("file").touch()
+    outcome = run(output="file")
+    assert outcome.exit_code == ExitCode.USAGE
+    assert "file is a file" in outcome.stderr
+
+
 @pytest.mark.parametrize("option", ["--log-dir=runs", "--fresh", "--no-fresh"])
 def test_an_option_that_is_gone_names_the_present_one(folder, option):
     outcome = call("run", "toy.yaml", option)

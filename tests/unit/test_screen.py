@@ -69,6 +69,11 @@ def test_the_table_has_at_most_ten_lines_and_ends_with_the_summary(place):
     assert lines[-1].startswith("complete: mean return 13.77 (")
 
 
+def test_a_failed_determinism_check_is_in_the_last_line(place):
+    lines = shown("shaky", "--set", "environment.env=cli_toys:unstable")
+    assert "re-run episodes differ" in lines[-1]
+
+
 def test_success_is_first_where_it_is_reported(place):
     lines = shown("won", "--set", "environment.env=won_toys:won")
     assert len(lines) <= 10
