@@ -16,6 +16,7 @@ from ray.rllib.examples.envs.classes.multi_agent.tic_tac_toe import TicTacToe
 from rl_eval import EvalConfig, EvalResult, evaluate
 from rl_eval.policies.noise import EpisodeNoise
 from rl_eval.runners.multi_agent.inference import seat_seeds
+from tests.refused import result_of
 
 
 class Herd(MultiAgentEnv):
@@ -123,7 +124,7 @@ def test_rllibs_own_board_game_runs() -> None:
 def test_an_environment_without_all_is_told_so() -> None:
     """The key that ends an episode is required."""
     made = config().environment(Herd, env_kwargs={"config": {"broken": "no __all__"}}).evaluation(num_episodes=2)
-    result = evaluate(made)
+    result = result_of(evaluate, made)
     assert result.status == "failed"
     assert "'__all__'" in result.faults[0].message
 

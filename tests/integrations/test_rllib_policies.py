@@ -179,7 +179,7 @@ def test_live_algorithm_and_checkpoint_agree(pendulum: Any) -> None:
         for tensor in [*policy.module.parameters(), *policy.module.buffers()]:
             tensor.zero_()
     with EvalRunnerGroup(config, policy) as group:
-        assert group.evaluate().fingerprint != from_checkpoint
+        assert group.submit().result().fingerprint != from_checkpoint
         weights, version = versioned_weights(algorithm)
         group.sync_weights(weights, version)
         result = group.evaluate()

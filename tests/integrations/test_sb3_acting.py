@@ -24,7 +24,7 @@ from rl_eval.errors import ConfigError
 from rl_eval.integrations.sb3 import as_policy, load_policy, portable
 from rl_eval.policies.noise import EpisodeNoise
 from tests.cluster.trainer_state import compare, observe
-from tests.refused import refused
+from tests.refused import refused, result_of
 
 CNN = {"policy": "CnnPolicy"}
 SQUASHED = {"use_sde": True, "policy_kwargs": {"squash_output": True}}
@@ -180,7 +180,7 @@ def test_maskable_ppo_without_masks_is_refused():
     model = make_model("MaskablePPO")
     with refused(ConfigError, "environment.action_masks", value=None):
         evaluate(config_of(), model)
-    fault = evaluate(config_of(masks=True).evaluation(num_episodes=1), model).faults[0]
+    fault = result_of(evaluate, config_of(masks=True).evaluation(num_episodes=1), model).faults[0]
     assert (fault.cause, fault.error_type, "action_masks()" in fault.message) == ("env", "EnvError", True)
     with refused(ConfigError, "environment.action_masks", value=True):
         evaluate(config_of(action="box", masks=True), make_model("PPO", action="box"))
@@ -191,7 +191,8 @@ def test_masks_of_another_size_are_the_environments_fault():
         def action_masks(self):
             return super().action_masks()[:-1]
 
-    fault = evaluate(config_of(env=Short, masks=True).evaluation(num_episodes=1), make_model("MaskablePPO")).faults[0]
+    masked = config_of(env=Short, masks=True).evaluation(num_episodes=1)
+    fault = result_of(evaluate, masked, make_model("MaskablePPO")).faults[0]
     assert (fault.cause, fault.error_type, "Discrete(4)" in fault.message) == ("env", "EnvError", True)
 
 

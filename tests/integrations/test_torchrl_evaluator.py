@@ -368,7 +368,7 @@ def test_a_recorder_in_the_environment_is_refused(made: Any, tmp_path: Path) -> 
     from torchrl.record import CSVLogger, VideoRecorder
 
     def recording() -> Any:
-        recorder = VideoRecorder(CSVLogger("x", output=str(tmp_path)), tag="v", in_keys=["observation"])
+        recorder = VideoRecorder(CSVLogger("x", log_dir=str(tmp_path)), tag="v", in_keys=["observation"])
         return TransformedEnv(GymEnv("CartPole-v1"), recorder)
 
     with refused(ConfigError, "env", value="VideoRecorder"):
