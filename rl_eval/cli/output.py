@@ -94,21 +94,15 @@ def folder_to_save(output: str, fingerprint: str, say: Callable[[str], None]) ->
         say: Prints a note to the user.
     """
     from rl_eval.log.storage import is_uri
+    from rl_eval.results.files import RESULT_FILE, summary_in
 
     folder = Path(output)
-    if is_uri(output) or (fingerprint and _saved(folder).get("fingerprint") == fingerprint):
+    if is_uri(output) or (fingerprint and summary_in(folder / RESULT_FILE).get("fingerprint") == fingerprint):
         return None
     if not os.access(folder, os.W_OK | os.X_OK):
         say(f"{shown(folder)} is not writable: the result is printed but not saved")
         return None
     return folder
-
-
-def _saved(folder: Path) -> dict[str, Any]:
-    """Return the contents of the result file in a folder; empty if there is no readable result file."""
-    from rl_eval.results.files import RESULT_FILE, is_summary, read_summary
-
-    return read_summary(folder / RESULT_FILE) if is_summary(folder / RESULT_FILE) else {}
 
 
 def _link_latest(folder: Path) -> Callable[[], None]:
@@ -223,12 +217,13 @@ def earlier_result(
     from rl_eval.log.storage import is_uri, open_storage
     from rl_eval.log.writer import other_run
     from rl_eval.policies.live import configured_weights
-    from rl_eval.results.files import is_log_folder
+    from rl_eval.results.files import RESULT_FILE, is_log_folder, summary_in
     from rl_eval.results.provenance import manifest_of
 
     label = open_storage(output).label
     contents = _read_log(output, say)
-    saved = {} if contents is not None or is_uri(output) or is_log_folder(Path(output)) else _saved(Path(output))
+    has_log = contents is not None or is_uri(output) or is_log_folder(Path(output))
+    saved = {} if has_log else summary_in(Path(output, RESULT_FILE))
     if contents is None and not saved:
         return None
     ours = manifest_of(settings, settings.plan(), configured_weights(settings.policy))

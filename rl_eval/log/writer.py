@@ -188,7 +188,8 @@ class EvaluationLog:
         found = scan(self._storage)
         found.set_aside[:] = set_aside(self._storage, found)
         contents = fold(theirs, found, self._storage.label, amendments, retries)
-        if not code_differences(newest_code(theirs, amendments), ours.code):
+        # Without this permission, other code is another run, which is an error above.
+        if not (self._accept_code_change and code_differences(newest_code(theirs, amendments), ours.code)):
             return contents
         amendments.append(amend(self._storage, theirs, amendments, ours, len(contents.rows)))
         return fold(theirs, found, self._storage.label, amendments, retries)

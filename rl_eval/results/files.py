@@ -99,10 +99,16 @@ def is_log_folder(folder: Path) -> bool:
 
 def is_summary(path: Path) -> bool:
     """Return whether a file is the summary of a result."""
+    return bool(summary_in(path))
+
+
+def summary_in(path: Path) -> dict[str, Any]:
+    """Return the summary of a result in a file; empty if the file is missing or is not a summary."""
     try:
-        return {"format", "fingerprint", "plan", "provenance"} <= read_summary(path).keys()
+        data = read_summary(path)
     except UsageError:
-        return False
+        return {}
+    return data if {"format", "fingerprint", "plan", "provenance"} <= data.keys() else {}
 
 
 def _is_episodes(path: Path) -> bool:

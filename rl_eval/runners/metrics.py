@@ -57,6 +57,7 @@ def write_metrics(
         infos: Info scalars of the rows, shape (n, len(keys)); the metrics are written into it.
         note: Adds a note to the result.
     """
+    places = {name: keys.index(name) for name in functions}
     for row, values in zip(rows, infos, strict=True):
         known = {key: float(value) for key, value in zip(keys, values, strict=True) if key not in functions}
         record = record_of(row, known)
@@ -66,4 +67,4 @@ def write_metrics(
             except Exception as error:
                 value = math.nan
                 note(f"the metric {name} has no value in episode {record.index}: {summary_of(error)}")
-            values[list(keys).index(name)] = value
+            values[places[name]] = value

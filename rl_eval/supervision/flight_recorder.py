@@ -234,7 +234,7 @@ def _machine() -> str:
 
 
 def remove_abandoned(group: str = "") -> None:
-    """Remove the recordings of dead runners whose evaluating process has died, and what their environments started.
+    """Remove the recordings of dead runners whose evaluating process has died, and end processes of their environments.
 
     Recordings of the same group, or of a living process, are kept, because a node agent may be about to read them. If
     the process belongs to another machine, they are removed a minute after a call has found the runner dead.

@@ -309,7 +309,7 @@ class BatchedEvalRunner(RunnerCore):
             self._inference.observations.adopt_step(step.observations, acting, simulator.num_envs)
             observed = self._watched.keys(step) if self._watched is not None else ()
             section = self.settings.evaluation
-            keys = dict.fromkeys((*section.success_keys, *self._pending.info_keys, *observed))
+            keys = (*section.success_keys, *self._pending.info_keys, *observed)
             reported = step.reported(dict.fromkeys(key for key in keys if key not in section.metrics))
         except survivable() as error:
             self._fail_together(acting.tolist(), "step", error)
