@@ -1,5 +1,6 @@
 """Snapshot of the wording: every sentence that the package can print stands in ``wording.txt``, for a person to review.
 
+The file is sorted and names no module or variable, so moving or renaming code does not change it.
 ``python -m tests.unit.test_wording`` writes it anew. No other test asserts the wording of a message.
 """
 
@@ -9,8 +10,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "rl_eval"
+PACKAGE = Path(__file__).parents[2] / "rl_eval"
 SNAPSHOT = Path(__file__).with_name("wording.txt")
 
 
@@ -20,34 +20,37 @@ def docstrings(tree: ast.AST) -> set[ast.AST]:
 
 
 def template(node: ast.AST) -> str | None:
-    """Return the text of a string; a value in it is shown as the expression."""
+    """Return the text of a string, with ``{}`` for each value in it."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):
-        return "".join(
-            part.value if isinstance(part, ast.Constant) else f"{{{ast.unparse(part.value)}}}"  # type: ignore[attr-defined]
-            for part in node.values
-        )
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
     return None
 
 
-def sentences(path: Path) -> Iterator[str]:
-    """Yield the texts of a file that have two words or more, in its order."""
-    tree = ast.parse(path.read_text())
-    inside = {part for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in ast.walk(node)} - {
-        node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)
+def sentences(source: str) -> Iterator[str]:
+    """Yield the texts of a module that have two words or more."""
+    tree = ast.parse(source)
+    hidden = docstrings(tree) | {
+        part for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values
     }
-    hidden = docstrings(tree) | inside
     for node in ast.walk(tree):
         text = None if node in hidden else template(node)
-        if text and len([word for word in text.split() if word.strip("{}()[]").isalpha()]) > 1:
+        words = [word for word in (text or "").replace("{}", "value").split() if word.strip("()[]").isalpha()]
+        if text and len(words) > 1:
             yield " ".join(text.split())
 
 
 def wording() -> str:
-    """Return the snapshot: a section for each file."""
-    found = {path.relative_to(ROOT).as_posix(): sorted({*sentences(path)}) for path in sorted(PACKAGE.rglob("*.py"))}
-    return "\n".join("\n".join([f"[{name}]", *texts, ""]) for name, texts in found.items() if texts)
+    """Return the snapshot: one text per line."""
+    found = {text for path in PACKAGE.rglob("*.py") for text in sentences(path.read_text())}
+    return "\n".join([*sorted(found), ""])
+
+
+def test_moved_functions_and_renamed_variables_change_no_text() -> None:
+    before = 'def of(name):\n    return f"episode {name} has failed"\n\ndef other():\n    return "nothing has failed"\n'
+    after = 'def other():\n    return "nothing has failed"\n\ndef of(i):\n    return f"episode {i} has failed"\n'
+    assert {*sentences(before)} == {*sentences(after)} == {"episode {} has failed", "nothing has failed"}
 
 
 def test_the_wording_was_reviewed() -> None:
