@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from rl_eval.errors import EnvError, EpisodeError, PolicyError
+from rl_eval.execution.session import kind_of
 from rl_eval.results.result import EvalResult
 
 _CONTRACT: Final = EnvError.__name__
@@ -31,10 +32,9 @@ def mistake_in(result: EvalResult, spaces: Callable[[], tuple[Any, Any]]) -> Epi
         return None
     first = faults[0]
     of_policy, of_contract = first.cause == "policy", first.cause == "env" and first.error_type == _CONTRACT
-    alike = {(fault.cause, fault.phase, fault.error_type) for fault in faults}
     # A step whose return value is invalid has no successor, but it was counted.
     steps = max(fault.step for fault in faults) - (first.phase == "step" and of_contract)
-    if len(alike) > 1 or steps > 0 or not (of_policy or of_contract):
+    if len({kind_of(fault) for fault in faults}) > 1 or steps > 0 or not (of_policy or of_contract):
         return None
     is_ours = first.error_type in (_CONTRACT, PolicyError.__name__)
     text = first.message if is_ours else f"{first.error_type}: {first.message}"

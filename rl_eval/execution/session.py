@@ -306,7 +306,7 @@ class FailFast:
         for fault in faults:
             self._runners.add(fault.runner)
             self._first = self._first or fault
-            self._over = self._over or _kind(fault) != _kind(self._first)
+            self._over = self._over or kind_of(fault) != kind_of(self._first)
             self._count += 1
         if self._over or self._first is None or self._count < self._limit or not (alone or len(self._runners) > 1):
             return ""
@@ -367,7 +367,8 @@ class Waiting:
         return f"no episode has finished for {seconds:.0f} s. Waiting for episode {index}, step {steps:,}: {limited}"
 
 
-def _kind(fault: Fault) -> tuple[object, ...]:
+def kind_of(fault: Fault) -> tuple[object, ...]:
+    """Return what two faults of the same mistake have in common: error, cause, phase and place in the user's code."""
     return fault.error_type, fault.cause, fault.phase, _place(fault)
 
 

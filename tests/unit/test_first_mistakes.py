@@ -452,6 +452,20 @@ def test_what_the_environment_raises_is_a_result():
     assert evaluate("CartPole-v1", Forgetful(), num_episodes=3).status == "failed"
 
 
+def test_errors_at_two_places_are_a_result():
+    """As for ``fail_fast``, failures are alike if they are at the same place of the user's code."""
+    assert evaluate("CartPole-v1", TwoErrors(), num_episodes=8).status == "failed"
+
+
+class TwoErrors:
+    """Policy that fails in the first step, in some episodes at another line than in others."""
+
+    def __call__(self, observations):
+        if observations[0, 0] > 0:
+            raise ValueError("to the right")
+        raise ValueError("to the left")
+
+
 class Forgetful:
     """Policy that fails from the second step on."""
 
