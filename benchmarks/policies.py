@@ -1,7 +1,7 @@
 """Policies of every kind in three layouts: is each one's number right, refused, or labelled?
 
 A policy that is a function of its observations has one fingerprint in all layouts. One that is not must not give a
-number without a word: the error names the cause, or the result says that it may depend on the layout. What differs
+number without a word: it is refused, or the result says that it may depend on the layout. What differs
 without saying so is a *silent mismatch*, which nothing but this comparison would find.
 """
 

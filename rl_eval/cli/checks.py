@@ -13,10 +13,9 @@ from typing import Final, Literal
 
 from rl_eval.adapters import loader_of
 from rl_eval.config.settings import EvalSettings, RunnersSection, with_values
-from rl_eval.errors import ConfigError, EvalError, summary_of
+from rl_eval.errors import EvalError, summary_of
 from rl_eval.policies import adapt_policy
 from rl_eval.policies.inference.inference import RowInference
-from rl_eval.policies.inference.policy_memory import likely_cause_at
 from rl_eval.policies.inference.probe import BLOCK
 from rl_eval.policies.live import configured_weights
 from rl_eval.results.source_code import package_version
@@ -175,11 +174,7 @@ def check_policy(settings: EvalSettings) -> Iterator[Finding]:
     yield ok(f"the policy can be built ({type(runner.policy).__name__})")
     try:
         yield _check_weights(settings, runner)
-        try:
-            judged = list(_act(settings, runner))
-        except ConfigError as error:
-            yield problem(str(error), f"likely cause: {cause}" if (cause := likely_cause_at(runner)) else "")
-            return
+        judged = list(_act(settings, runner))
         if worst := next((finding for finding in judged if finding.level == "problem"), None):
             yield worst
             return
@@ -192,8 +187,6 @@ def check_policy(settings: EvalSettings) -> Iterator[Finding]:
         if isinstance(runner.inference, RowInference):  # Multi-agent runners have one inference per policy.
             if settings.policy.inference != "batched":  # The notes explain batched inference.
                 yield _describe_inference(runner.inference, settings.runners.lanes)
-            if cause := likely_cause_at(runner):
-                yield warning(f"{cause}; if actions depend on this state, equal seeds give different episodes")
             yield _try_other_mode(settings, runner)
     except Exception as error:
         yield raised("the policy", error)

@@ -16,10 +16,11 @@ from rl_eval.cli import app, checks, examination
 from rl_eval.cli.checks import check_address, check_machine, check_policy
 from rl_eval.cli.examination import check_environment
 from rl_eval.config.builder import EvalConfig
+from rl_eval.errors import ConfigError
 from rl_eval.execution.evaluate import evaluate
 from rl_eval.records.episode import without_place
 from rl_eval.scheduling.plan import EpisodePlan
-from tests.refused import result_of, untold
+from tests.refused import refused, result_of, untold
 from tests.unit.cli_world import printed
 
 
@@ -481,23 +482,17 @@ def test_batched_inference_is_a_warning_without_advice_on_rows():
     assert [one.fix for one in findings if "MKL_CBWR" in one.fix] == []
 
 
-def test_the_cause_is_named_where_a_policy_does_not_repeat_itself_or_may_not():
+def test_a_policy_that_does_not_repeat_itself_is_a_problem_in_the_words_of_an_evaluation():
     calls = []
 
     def counts(observations):
         calls.append(0)
         return zeros(observations) + len(calls) % 2
 
-    def draws(observations):
-        return zeros(observations) + int(random.random() * 2)
-
-    def draws_in_vain(observations):
-        return zeros(observations) * int(random.random())
-
-    for act, cause in ((counts, "changes calls"), (draws, "Python's global generator")):
-        (found,) = [finding for finding in examine_policy(act) if finding.level == "problem"]
-        assert cause in found.fix
-    assert "Python's global generator" in texts(examine_policy(draws_in_vain), "warning")
+    with refused(ConfigError, "policy.allow_nondeterministic") as caught:
+        evaluate(settings_of(Good, policy={"policy": counts}, evaluation={"num_episodes": 1}))
+    calls.clear()
+    assert worst(examine_policy(counts)) == str(caught.value)
 
 
 # The machine

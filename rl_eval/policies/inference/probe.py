@@ -4,7 +4,6 @@ The probe calls the policy on generated observations in blocks. Then it calls th
 other positions among other rows. If the bits of a row's result change, there are two possible reasons: the row depends
 on its batch, or the policy gives different results in every call. To find the reason, the probe repeats the same calls.
 A policy that does not repeat its results is not a function of its observations, so its episodes cannot be repeated.
-``rl-eval doctor`` searches for the cause.
 """
 
 from __future__ import annotations
@@ -21,10 +20,11 @@ import numpy as np
 import numpy.typing as npt
 import tree
 
-from rl_eval.errors import ConfigError, PolicyError, PolicyUnavailable, summary_of
+from rl_eval.errors import ConfigError, PolicyError, PolicyUnavailable, listed, summary_of
 from rl_eval.policies.inference.spaces import ActionReader, ObservationBatch, copy_batch, no_grad, take_rows
 from rl_eval.policies.noise import EpisodeNoise
 from rl_eval.protocols import Policy, Probeable
+from rl_eval.records.generators import changes, generator_states
 from rl_eval.supervision.caller import end_fork, survivable
 
 BLOCK: Final = 16
@@ -98,6 +98,7 @@ class Probe:
         garbage = self._pool if self._ample else 1
         self._sample_garbage = partial(observations.sample, garbage, np.random.default_rng(1), scale=100.0)
         self._overwrites = False
+        self._generators = generator_states()
 
     @cached_property
     def _garbage(self) -> Any:
@@ -215,10 +216,12 @@ class Probe:
         """Raise an error for a policy that does not repeat its results, or return a finding if that is allowed."""
         found = f"the policy gives different results for {call}, computed twice from the same state with the same noise"
         if not self._allow_nondeterministic:
-            problem = f"{found}. rl-eval doctor names the likely cause"
+            drawn = changes(self._generators, generator_states())
+            problem = found + (f"; meanwhile, {listed(drawn, 3)} changed" if drawn else "")
             fix = (
-                "To evaluate this policy nevertheless, with a note in the result, set policy.allow_nondeterministic: "
-                "true."
+                "Call eval() on modules in training mode, or implement rl_eval.Policy: draw random numbers from the "
+                "noise argument of act(), and declare state with initial_state(). To evaluate this policy anyway, set "
+                "policy.allow_nondeterministic: true."
             )
             raise ConfigError(problem, key="policy.allow_nondeterministic", value=False, fix=fix)
         note = f"the result cannot be reproduced: {found} (policy.allow_nondeterministic is true). {_UNCHECKED}"
