@@ -191,7 +191,7 @@ class Amendment:
     accepted_at: str
     host: str
     num_finished: int
-    """Number of episodes in the log when the change was accepted."""
+    """Number of episodes of the earlier code that stay in the log."""
     differences: tuple[str, ...]
     code: dict[str, Any]
     """Digests of the code after the change."""

@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
@@ -26,6 +26,7 @@ from rl_eval.log.manifest import (
     amend,
     ask_again,
     code_differences,
+    counts,
     newest_code,
     read_changes,
 )
@@ -56,8 +57,9 @@ CLOSE_SECONDS: Final = 10.0
 """Longest wait of :meth:`EvaluationLog.close` for a running write."""
 
 _ACCEPT_CODE: Final = (
-    "Restore the former code, or evaluate again with another --output. If the change cannot affect the outcomes in the "
-    "log, continue with --accept-code-change (in Python: accept_code_change=True). The log then keeps both versions."
+    "If the change only repairs failed episodes, or cannot affect the completed ones (rl-eval show {} prints them), pass "
+    "--accept-code-change (in Python: accept_code_change=True). Completed episodes stay, and the result has a note on "
+    "the change. Otherwise restore the former code, or evaluate again with another --output."
 )
 
 
@@ -80,7 +82,7 @@ def other_run(
     if found := theirs.differences(ours):
         text, fix = "has another evaluation (there -> now):", "Pass another --output, or --force to replace that run."
     elif not accept and (found := code_differences(newest_code(theirs, amendments), ours.code)):
-        text, fix = "was started with other code (there -> now):", _ACCEPT_CODE
+        text, fix = "was started with other code (there -> now):", _ACCEPT_CODE.format(label)
     else:
         return None
     return LogMismatch("\n  ".join([f"{label} {text}", *found]), fix)
@@ -160,10 +162,14 @@ class EvaluationLog:
             raise log_error(storage, f"cannot be written: {error}") from error
         return cls(storage, owner, accept_code_change=accept_code_change)
 
-    def begin(self, manifest: Manifest) -> LogContents:
+    def begin(self, manifest: Manifest, again: Collection[int] = ()) -> LogContents:
         """Start the log, or continue an existing one.
 
         Damaged segments are set aside. The returned contents name these segments, but do not contain their episodes.
+
+        Args:
+            manifest: Manifest of this run.
+            again: Failed episodes that will run again. A note on changed code does not count them.
 
         Raises:
             LogMismatch: The existing log has another plan, policy, environment or weights, or other code.
@@ -172,11 +178,11 @@ class EvaluationLog:
         """
         self._info_keys = manifest.info_keys
         try:
-            return self._begin(manifest)
+            return self._begin(manifest, again)
         except OSError as error:
             raise log_error(self._storage, f"cannot be read or written: {error}") from error
 
-    def _begin(self, ours: Manifest) -> LogContents:
+    def _begin(self, ours: Manifest, again: Collection[int]) -> LogContents:
         self._owner.check()
         theirs = read_manifest(self._storage)
         if theirs is None:
@@ -191,17 +197,18 @@ class EvaluationLog:
         # Without this permission, other code is another run, which is an error above.
         if not (self._accept_code_change and code_differences(newest_code(theirs, amendments), ours.code)):
             return contents
-        amendments.append(amend(self._storage, theirs, amendments, ours, len(contents.rows)))
+        kept = counts(contents.rows, 0, dict.fromkeys(again, 1)).sum()
+        amendments.append(amend(self._storage, theirs, amendments, ours, int(kept)))
         return fold(theirs, found, self._storage.label, amendments, retries)
 
-    def retry(self, manifest: Manifest, indices: Iterable[int]) -> None:
+    def retry(self, manifest: Manifest, indices: Collection[int]) -> None:
         """Set the failed records of some episodes aside, so that a process that continues the log runs them again.
 
         Raises:
             LogMismatch, LogError, LogFenced: For the same reasons as in :meth:`begin`. Then no record is set aside.
             LogError: The request cannot be written.
         """
-        self.begin(manifest)
+        self.begin(manifest, indices)
         try:
             ask_again(self._storage, self._owner.epoch, indices, read_changes(self._storage)[1])
         except OSError as error:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -79,8 +80,8 @@ def test_a_result_without_a_log_is_a_usage_error(flaky):
     assert call("run", "--retry", "copy").exit_code == ExitCode.USAGE
 
 
-def test_other_code_is_refused_before_anything_is_put_aside(folder):
-    """Unless it is accepted: often it is what mends the episodes."""
+def test_other_code_is_refused_before_anything_is_put_aside(folder, monkeypatch):
+    """Unless it is accepted: often it is what mends the episodes. A note counts the episodes of the former code."""
     source = Path("cli_toys.py").read_text()
     broken = source.replace("self.episodes += 1", "self.episodes += 1\n        assert self.np_random.random() < 0.8")
     Path("cli_toys.py").write_text(broken)
@@ -89,8 +90,15 @@ def test_other_code_is_refused_before_anything_is_put_aside(folder):
     Path("cli_toys.py").write_text(source)
     outcome = call("run", "--retry", "runs")
     assert outcome.exit_code == ExitCode.USAGE
-    assert "cli_toys.py" in outcome.stderr
+    assert all(named in outcome.stderr for named in ("cli_toys.py", "rl-eval show runs", "--accept-code-change"))
     assert load("runs").fingerprint == before.fingerprint
+    monkeypatch.delitem(sys.modules, "cli_toys")
+    assert call("run", "--retry", "runs", "--accept-code-change").exit_code == ExitCode.COMPLETE
+    after = load("runs")
+    assert after.num_failed == 0 < before.num_failed
+    [change] = after.provenance["code_changes"]
+    assert change["num_finished"] == before.aggregates.count
+    assert any(untold(note, before.aggregates.count, "the code changed") == [] for note in after.notes)
 
 
 # The log
