@@ -165,8 +165,10 @@ class _Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command; suggest the one that another program or an earlier version names differently."""
-        if args[0] not in self.commands and (meant := _COMMANDS.get(args[0])) in self.commands:
-            ctx.fail(f"No such command {args[0]!r}. Use {ctx.command_path} {meant}.")
+        name = "run" if Path(args[0]).suffix in {".yaml", ".yml"} else args[0]
+        if args[0] not in self.commands and (meant := _COMMANDS.get(name, name)) in self.commands:
+            rest = f" {args[0]}" if name != args[0] else ""
+            ctx.fail(f"No such command {args[0]!r}. Use {ctx.command_path} {meant}{rest}.")
         return super().resolve_command(ctx, args)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -57,7 +57,7 @@ CLOSE_SECONDS: Final = 10.0
 """Longest wait of :meth:`EvaluationLog.close` for a running write."""
 
 _ACCEPT_CODE: Final = (
-    "If the change only repairs failed episodes, or cannot affect the completed ones (rl-eval show {} prints them), pass "
+    "If the change only repairs failed episodes, or cannot affect the completed ones (see rl-eval show {}), pass "
     "--accept-code-change (in Python: accept_code_change=True). Completed episodes stay, and the result has a note on "
     "the change. Otherwise restore the former code, or evaluate again with another --output."
 )

@@ -280,5 +280,5 @@ def _task_mean(units: Units, confidence: float, bounds: Bounds | None) -> Estima
     if both or len(units.strata) > 1:
         limits = limits_of(_task_means, units, {} if bounds is None else {units.tasks[0]: bounds})
         [interval] = intervals([units], lambda counts: _task_means(counts, units), confidence, limits)
-        return Estimate(value, interval, tuple(sorted(mean for [mean] in both)))
+        return Estimate(value, interval, tuple(mean for [mean] in both))
     return Estimate(value, mean_interval(units.values, confidence, bounds=bounds))

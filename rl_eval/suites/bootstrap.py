@@ -52,7 +52,7 @@ _ALONE: Final = {
 def level(cells: Cells, confidence: float) -> str:
     """Return the end of a caption: what stands beside the numbers of a table."""
     exist = any(one.interval.exists for one in cells.values())
-    both = " In parentheses: both training seeds." if any(one.both for one in cells.values()) else ""
+    both = " In parentheses: both seeds, in order." if any(one.both for one in cells.values()) else ""
     return (f"{100 * confidence:g} % intervals." if exist else "No intervals.") + both
 
 
@@ -117,7 +117,7 @@ def estimates(
         limits = limits_of(statistic, units, scores.bounds)
         found = intervals([units], of, confidence, limits, least)
         for place, (column, value, interval) in enumerate(zip(columns, values, found, strict=True)):
-            cells[policy, column] = Estimate(value, interval, tuple(sorted(each[place] for each in both)))
+            cells[policy, column] = Estimate(value, interval, tuple(each[place] for each in both))
     return cells
 
 

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +24,8 @@ EvaluatedSteps = Mapping[str, Mapping[int, str]]
 """Paths of the checkpoints that were evaluated, relative to the folder of the suite's file, by name of the training run
 and by step."""
 _CHECKPOINT: Final = "{checkpoint}"
+_LONGEST: Final = 100
+"""Maximum length of the name in the name of a folder."""
 
 
 @dataclass(frozen=True, order=True)
@@ -48,14 +51,11 @@ class Cell:
         return "/".join(self.parts[:3])
 
     @property
-    def digest(self) -> str:
-        """Name of the cell's folder, 16 hexadecimal digits."""
-        return hashlib.sha256(json.dumps([self.task, self.policy, self.seed, self.step]).encode()).hexdigest()[:16]
-
-    @property
     def folder(self) -> str:
-        """Folder of the cell's evaluation log, relative to the folder of the suite."""
-        return f"cells/{self.digest}"
+        """Folder of the cell's evaluation log, relative to the folder of the suite: the name, with a digest of it."""
+        digest = hashlib.sha256(json.dumps([self.task, self.policy, self.seed, self.step]).encode()).hexdigest()[:16]
+        name = re.sub(r"(?a)[^\w.-]+", "-", str(self))
+        return f"cells/{name[:_LONGEST]}-{digest}"
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,10 @@ def chosen(cells: Sequence[PlannedCell], patterns: Sequence[str]) -> list[Planne
         whole = "/".join([*pattern.split("/"), *["*"] * 3][:4])
         matching = {one.cell: one for one in cells if fnmatchcase("/".join(one.cell.parts), whole)}
         if not matching:
-            fix = "Pass TASK/POLICY/SEED/STEP, as `rl-eval suite plan SUITE --cells` prints them."
-            raise ConfigError(f"--cell {pattern}: there is no such cell", key="--cell", value=pattern, fix=fix)
+            near = get_close_matches(pattern, [str(one.cell) for one in cells], cutoff=0.5)
+            meant = f"Did you mean {' or '.join(near)}?" if near else "Pass TASK/POLICY/SEED/STEP."
+            fix = f"{meant} `rl-eval suite plan SUITE --cells` prints all cells."
+            raise ConfigError(f"--cell {pattern}: no cell has this name", key="--cell", value=pattern, fix=fix)
         found |= matching
     return list(found.values())
 

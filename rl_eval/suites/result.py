@@ -10,7 +10,7 @@ from typing import Any, Final, final
 
 import numpy as np
 
-from rl_eval.errors import UsageError
+from rl_eval.errors import UsageError, listed
 from rl_eval.records.plain import plain
 from rl_eval.reports.page import Line, Page
 from rl_eval.reports.page import Table as PageTable
@@ -29,6 +29,8 @@ from rl_eval.suites.tables import Table
 from rl_eval.suites.units import Unit
 
 _MANY: Final = 100
+_NAMED: Final = 6
+"""Maximum number of names in a note."""
 _THRESHOLDS: Final = 41
 """Number of thresholds of a performance profile."""
 TITLES: Final = {
@@ -202,16 +204,13 @@ class SuiteResult(Printed):
         shown = {name: table for name, table in self.tables.items() if isinstance(table, Table)}
         tables = [table.page_table(TITLES[name]) for name, table in shown.items() if name not in ("profiles", "curves")]
         cells = PageTable("Cells", _HEADINGS, [_row(state) for state in listed], folded=True)
-        notes = [f"{TITLES[name]}: {error}" for name, error in self.tables.items() if isinstance(error, UsageError)]
-        notes += [f"{one.planned.cell}: {one.reason}" for one in self.cells if one.reason]
-        notes += [f"{cell} is skipped: {why}" for cell, why in self.skipped]
+        errors = ((TITLES[name], str(error)) for name, error in self.tables.items() if isinstance(error, UsageError))
+        reasons = ((str(one.planned.cell), one.reason) for one in self.cells if one.reason)
+        limits = ((TITLES[name], note) for name, table in shown.items() for note in table.interval_notes)
+        notes = [*_told_once(errors), *_told_once(reasons)]
+        notes += _told_once((f"{cell} is skipped", why) for cell, why in self.skipped)
         notes += dict.fromkeys([*self._ends, *(note for table in shown.values() for note in table.own_notes)])
-        limits: dict[str, list[str]] = {}
-        for name, table in shown.items():
-            for note in table.interval_notes:
-                limits.setdefault(note, []).append(TITLES[name])
-        notes += [f"{', '.join(titles)}: {note}" for note, titles in limits.items()]
-        notes += [*self._code_changes(), *self._missing_settings()]
+        notes += [*_told_once(limits), *self._code_changes(), *self._missing_settings()]
         name, version = self.definition.suite, f"version {self.definition.version}"
         return Page(name, version, self.status, [[line], *tables, cells], notes)
 
@@ -252,6 +251,14 @@ class SuiteResult(Printed):
 _HEADINGS: Final = ("cell", "status", "episodes", "mean score", "guarantee")
 
 
+def _told_once(notes: Iterable[tuple[str, str]]) -> list[str]:
+    """Return one note per text, given pairs of a name and a text; a note lists the names with its text."""
+    names: dict[str, list[str]] = {}
+    for name, text in notes:
+        names.setdefault(text, []).append(name)
+    return [f"{listed(those, _NAMED)}: {text}" for text, those in names.items()]
+
+
 def _has_score(state: CellState) -> bool:
     return state.score is not None and bool(state.score.values)
 
@@ -262,7 +269,11 @@ def _made(make: Callable[[], Table], notes: Sequence[str], *, scaled: bool) -> T
     except UsageError as error:
         return error
     if not table.cells:
-        return UsageError("the table is empty: too few cells have a result", key="cells", fix="Finish the suite.")
+        return UsageError(
+            "the table is empty: too few cells have a result",
+            key="cells",
+            fix="Finish the suite, or choose more cells.",
+        )
     return replace(
         table, own_notes=(*notes, *table.own_notes), caption=f"{table.caption} {_SCALED}" if scaled else table.caption
     )

@@ -33,7 +33,7 @@ class Estimate:
     """The number; NaN if it cannot be computed. In this case, the note of the interval has the reason."""
     interval: Interval
     both: tuple[float, ...] = ()
-    """Number of each training seed, in ascending order, if there are exactly two; otherwise empty."""
+    """Number of each training seed, in ascending order of the seeds, if there are exactly two; otherwise empty."""
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.value, self.interval))
@@ -134,12 +134,12 @@ class Table:
         if (row, column) not in self.cells:
             return "-"
         one = self.cells[row, column]
-        spread = (one.both[-1] - one.both[0]) / 2 if one.both else (one.interval.high - one.interval.low) / 4
+        spread = abs(one.both[1] - one.both[0]) / 2 if one.both else (one.interval.high - one.interval.low) / 4
         places = decimals(spread, one.value)
         text = number(one.value, places)
         if one.interval.exists:
             return f"{text} [{number(one.interval.low, places)}, {number(one.interval.high, places)}]"
-        return f"{text} ({', '.join(number(each, places) for each in one.both)})" if one.both else text
+        return f"{text} ({' and '.join(number(each, places) for each in one.both)})" if one.both else text
 
 
 def csv_of(tables: Mapping[str, Table]) -> str:

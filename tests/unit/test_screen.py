@@ -155,6 +155,12 @@ def test_a_wrong_option_names_the_nearest(wrong, right):
     assert f"No such option: {wrong}. Did you mean {right}" in outcome.stderr
 
 
+def test_a_suite_without_its_command_names_it():
+    outcome = call("suite", "mine.yaml")
+    assert outcome.exit_code == ExitCode.USAGE
+    assert "Use rl-eval suite run mine.yaml." in outcome.stderr
+
+
 @pytest.mark.parametrize(("wrong", "right"), [("evaluate", "run"), ("list", "show"), ("comprae", "compare")])
 def test_a_wrong_command_names_the_nearest(wrong, right):
     outcome = call(wrong)

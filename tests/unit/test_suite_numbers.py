@@ -299,19 +299,19 @@ def test_intervals_of_few_seeds_contain_the_truth() -> None:
     assert hits >= 182
 
 
-def test_two_seeds_have_both_values_and_no_interval() -> None:
-    scores = of({("a", task, seed): [value] for task, both in (("x", (0.2, 0.6)), ("y", (0.5, 0.9)))
+def test_two_seeds_have_both_values_in_their_order_and_no_interval() -> None:
+    scores = of({("a", task, seed): [value] for task, both in (("x", (0.6, 0.2)), ("y", (0.9, 0.5)))
                  for seed, value in enumerate(both)})  # fmt: skip
     aggregates, means = aggregate_scores(scores, "run", ["mean"]), task_means(scores, "run")
     for table, row, column, both in (
-        (aggregates, "a", "mean", (0.35, 0.75)),
-        (means, "x", "a", (0.2, 0.6)),
-        (means, "y", "a", (0.5, 0.9)),
+        (aggregates, "a", "mean", (0.75, 0.35)),
+        (means, "x", "a", (0.6, 0.2)),
+        (means, "y", "a", (0.9, 0.5)),
     ):
         one = table.cells[row, column]
         assert one.both == pytest.approx(both)
         assert not one.interval.exists
-        assert f"({', '.join(f'{end:.2f}' for end in both)})" in table.markdown()
+        assert f"({' and '.join(f'{end:.2f}' for end in both)})" in table.markdown()
     assert all(not one.interval.exists for one in TABLES["profiles"](scores, "run").cells.values())
 
 

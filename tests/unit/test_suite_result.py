@@ -7,7 +7,7 @@ import html
 import io
 import json
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +44,9 @@ def suite_of(
     }
     suite = Suite.from_dict(values)
     for planned in suite.cells:
-        rng = np.random.default_rng(int(planned.cell.digest, 16))
+        rng = np.random.default_rng(int(planned.cell.folder[-16:], 16))
         values_of_cell = tuple((rng.random(10) + 0.1 * int(planned.cell.policy[1:])).tolist())
-        place = folder / "cells" / planned.cell.digest / SCORE_FILE
+        place = folder / planned.cell.folder / SCORE_FILE
         place.parent.mkdir(parents=True)
         place.write_text(json.dumps(asdict(Score("return", "complete", "", "f", "exact", 10, values_of_cell, 1.0))))
     return suite
@@ -94,7 +94,7 @@ def test_the_page_starts_with_a_dot_and_an_interval_per_task_and_policy(tmp_path
     """Before any note. Without an interval, the numbers of both seeds are marked."""
     for num_seeds in (2, 3):
         suite = suite_of(tmp_path / f"made{num_seeds}", 3, 2, num_seeds)
-        (tmp_path / f"made{num_seeds}" / "cells" / suite.cells[0].cell.digest / SCORE_FILE).unlink()
+        (tmp_path / f"made{num_seeds}" / suite.cells[0].cell.folder / SCORE_FILE).unlink()
         result = suite.result(tmp_path / f"made{num_seeds}")
         files, _ = write_report(result, tmp_path / f"report{num_seeds}", tmp_path / f"made{num_seeds}")
         text = next(path for path in files if path.name == PAGE).read_text()
@@ -133,7 +133,7 @@ def test_the_numbers_are_those_of_the_last_step(tmp_path: Path) -> None:
 
 def test_cells_without_a_result_are_named_and_the_others_are_counted(tmp_path: Path) -> None:
     suite = suite_of(tmp_path, 2, 2, 3)
-    (tmp_path / "cells" / suite.cells[0].cell.digest / SCORE_FILE).unlink()
+    (tmp_path / suite.cells[0].cell.folder / SCORE_FILE).unlink()
     result = suite.result(tmp_path)
     assert result.page.state == "partial"
     described = result.to_dict()
@@ -183,7 +183,7 @@ def without(folder: Path, suite: Suite, *names: str) -> SuiteResult:
     """Return the result of a suite after the scores of cells are removed."""
     for planned in suite.cells:
         if str(planned.cell) in names:
-            (folder / "cells" / planned.cell.digest / SCORE_FILE).unlink()
+            (folder / planned.cell.folder / SCORE_FILE).unlink()
     return suite.result(folder)
 
 
@@ -281,6 +281,15 @@ def test_scales_are_those_of_every_task_or_of_none(tmp_path: Path) -> None:
         )
     suite = suite_of(tmp_path, 2, 2, 2, tasks={"t0": {}, "t1": {}})
     assert set(suite.result(tmp_path).tables) == {"improvement", "tasks"}
+
+
+def test_a_note_on_several_tables_or_cells_is_told_once(tmp_path: Path) -> None:
+    suite = suite_of(tmp_path, 2, 2, 2)
+    result = suite.result(tmp_path)
+    cells = tuple(replace(state, reason="no display") for state in result.cells if state.planned.cell.seed == 0)
+    texts = [note.partition(": ")[2] for note in replace(result, cells=cells).page.notes]
+    assert len({*texts}) == len(texts)
+    assert "no display" in texts
 
 
 def test_one_training_seed_says_nothing_about_others(tmp_path: Path) -> None:

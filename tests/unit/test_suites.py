@@ -221,7 +221,8 @@ def test_a_skipped_cell_has_its_reason() -> None:
 
 def test_names_and_digests_tell_cells_apart() -> None:
     cells = [Cell("a", "b"), Cell("a", "b", 1), Cell("a", "b", None, 1), Cell("a", "b", 1, 1), Cell("b", "a")]
-    assert len({cell.digest for cell in cells}) == len({str(cell) for cell in cells}) == len(cells)
+    assert len({cell.folder for cell in cells}) == len({str(cell) for cell in cells}) == len(cells)
+    assert Cell("hopper", "my ppo", 1).folder.startswith("cells/hopper-my-ppo-1-"), "a folder is found by its name"
 
 
 # ------------------------------------------------------------------ running
@@ -231,7 +232,7 @@ def test_each_cell_is_the_evaluation_that_its_settings_give(tmp_path: Path) -> N
     result = Suite.from_dict(BASE).run(tmp_path)
     assert result.complete
     for state in result.cells:
-        logged = load(tmp_path / "cells" / state.planned.cell.digest)
+        logged = load(tmp_path / state.planned.cell.folder)
         assert state.score is not None
         assert logged.fingerprint == state.score.fingerprint
         assert state.score.mean == logged.mean_return
@@ -381,7 +382,7 @@ def test_a_cell_of_a_machine_that_died_runs_again(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(ownership, "BEAT_SECONDS", 0.1)
     suite = Suite.from_dict(BASE)
     dead = ownership.Claim(1, "elsewhere", 7, "12", "another boot", "then")
-    write_text(tmp_path / "cells" / suite.cells[0].cell.digest / "owners" / "000001", json.dumps(asdict(dead)))
+    write_text(tmp_path / suite.cells[0].cell.folder / "owners" / "000001", json.dumps(asdict(dead)))
     assert suite.result(tmp_path).cells[0].status == "running"
     events = Watched()
     assert suite.run(tmp_path, events=events).complete
@@ -399,7 +400,7 @@ class Fenced(Watched):
         super().on_start(planned, handle)
         if len(self.started) == 1:
             later = ownership.Claim(2, "here", 2**22 + 1, "12", machine_id(), "then")
-            write_text(self._folder / "cells" / planned.cell.digest / "owners" / "000002", json.dumps(asdict(later)))
+            write_text(self._folder / planned.cell.folder / "owners" / "000002", json.dumps(asdict(later)))
 
 
 def test_a_cell_that_another_process_took_over_is_not_an_error(tmp_path: Path) -> None:
@@ -414,14 +415,14 @@ def test_another_kind_of_score_is_made_from_the_log(tmp_path: Path) -> None:
     success = Suite.from_dict(changed("tasks", "pole", "score", to="success_once"))
     assert [state.status for state in success.result(tmp_path).cells] == ["failed", "complete"]
     for state in returns.cells:
-        place = tmp_path / "cells" / state.planned.cell.digest / "score.json"
+        place = tmp_path / state.planned.cell.folder / "score.json"
         place.write_text(place.read_text().replace('"return"', '"success_once"'))
     assert table(Suite.from_dict(BASE).result(tmp_path)) == table(returns)
 
 
 def test_a_score_that_was_not_complete_follows_its_log(tmp_path: Path) -> None:
     first = Suite.from_dict(BASE).run(tmp_path)
-    place = tmp_path / "cells" / first.cells[0].planned.cell.digest / "score.json"
+    place = tmp_path / first.cells[0].planned.cell.folder / "score.json"
     place.write_text(place.read_text().replace('"complete"', '"partial"'))
     assert table(Suite.from_dict(BASE).result(tmp_path)) == table(first)
 
@@ -454,7 +455,7 @@ def test_a_result_outlives_a_checkpoint_whose_type_was_guessed(tmp_path: Path) -
     values = changed("policies", to={"net": {"checkpoints": "{task}.zip"}})
     suite = Suite.from_dict(values, tmp_path)
     for planned in suite.cells:
-        folder = tmp_path / "out" / "cells" / planned.cell.digest
+        folder = tmp_path / "out" / planned.cell.folder
         write_text(folder / "manifest.json", "{}")
         write_text(
             folder / "cell.json",
@@ -490,8 +491,9 @@ def test_chosen_cells_run_alone(tmp_path: Path) -> None:
     assert events.started == [str(state.planned.cell) for state in result.cells] == ["hill/random"]
     Suite.from_dict(BASE).run(tmp_path, events=events)
     assert events.counts == [1, 1]
-    with refused(ConfigError, key="--cell", value="hill/ppo"):
-        Suite.from_dict(BASE).run(tmp_path, cells=["hill/ppo"])
+    with refused(ConfigError, key="--cell", value="hill/randon") as caught:
+        Suite.from_dict(BASE).run(tmp_path, cells=["hill/randon"])
+    assert "hill/random" in caught.value.fix
 
 
 # ------------------------------------------------------------------ processes
@@ -527,7 +529,7 @@ def test_a_cell_of_another_process_is_left_to_it(tmp_path: Path) -> None:
     from rl_eval.log import EvaluationLog
 
     suite = Suite.from_dict(BASE)
-    log = EvaluationLog.open(tmp_path / "cells" / suite.cells[0].cell.digest)
+    log = EvaluationLog.open(tmp_path / suite.cells[0].cell.folder)
     events = Watched(stop_after=1)
     result = suite.run(tmp_path, events=events)
     log.close()
