@@ -21,6 +21,7 @@ from rl_eval.config.conditions import anchored_conditions
 from rl_eval.config.policy_sources import absolute, anchored
 from rl_eval.config.settings import SECTIONS, EvalSettings, copy_containers, make_settings
 from rl_eval.errors import ConfigError, checked_keywords, nearest
+from rl_eval.errors.other_names import KnowsNames
 from rl_eval.errors.redaction import MASK, redact
 from rl_eval.records.plain import convert
 
@@ -68,7 +69,7 @@ def _check_key(key: str) -> None:
     raise ConfigError(f"unknown config key {key!r}: {meant}", key=key)
 
 
-class EvalConfig:
+class EvalConfig(KnowsNames):
     """Builder of an evaluation's configuration.
 
     Example:

@@ -202,6 +202,8 @@ _SYNONYMS: Final = {
     **dict.fromkeys(("out", "outdir"), "output"),
     **dict.fromkeys(("gpu", "cuda"), "device"),
     "environment": "env",
+    "reward": "return",
+    "rewards": "returns",
 }
 """Parts of names in other libraries, with the parts of names here."""
 
@@ -212,8 +214,9 @@ def nearest_words(word: str, known: Sequence[str]) -> list[str]:
         return [word]
     named = [_SYNONYMS.get(part, part) for part in word.casefold().split("_")]
     parts, near = {*named}, functools.partial(difflib.get_close_matches, "_".join(named), known, n=1)
-    containing = [option for option in known if parts <= {*option.split("_")}]
-    contained = [option for option in known if parts > {*option.split("_")}]
+    known_parts = {option: {_SYNONYMS.get(part, part) for part in option.split("_")} for option in known}
+    containing = [option for option in known if parts <= known_parts[option]]
+    contained = [option for option in known if parts > known_parts[option]]
     return near(cutoff=0.9) or sorted(containing, key=len)[:3] or sorted(contained, key=len)[-1:] or near()
 
 
@@ -238,8 +241,8 @@ def listed(names: Sequence[Any], most: int) -> str:
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
-_RENAMED: Final = {"log_dir": "output"}
-"""Present names of former keywords."""
+_RENAMED: Final = {"log_dir": "output", "n": "num_episodes"}
+"""Names of former keywords and of short options, with the present names of the keywords."""
 
 
 def checked_keywords(function: _Function, elsewhere: Callable[[str], str] = lambda _: "") -> _Function:

@@ -1,9 +1,11 @@
-"""Names of RLlib's and TorchRL's workers, with the names of their counterparts, for error messages."""
+"""Errors for unknown attributes: the nearest name, or the counterpart of a name of RLlib's and TorchRL's workers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
+
+from rl_eval.errors import nearest
 
 _WORKERS: Final = "RolloutWorkers(group)"
 
@@ -54,7 +56,7 @@ COUNTERPARTS: Final[Mapping[str, str]] = {
 def no_attribute(
     owner: object, name: str, counterpart: str | None = None, group: str = "the EvalRunnerGroup"
 ) -> AttributeError:
-    """Return the error for an attribute that an object does not have.
+    """Return the error for an attribute that an object does not have. It names the counterpart or the nearest name.
 
     Args:
         owner: The object.
@@ -62,7 +64,23 @@ def no_attribute(
         counterpart: Counterpart of a name that is not one of :data:`COUNTERPARTS`; None if there is none.
         group: Description of the group in the message.
     """
-    text = f"{type(owner).__name__!r} object has no attribute {name!r}"
     counterpart = COUNTERPARTS.get(name, counterpart)
-    advice = "" if counterpart is None else f". Use {counterpart}, where group is {group}"
-    return AttributeError(f"{text}{advice}", name=name, obj=owner)
+    return _unknown(owner, name, "" if counterpart is None else f". Use {counterpart}, where group is {group}")
+
+
+def _unknown(owner: object, name: str, advice: str = "") -> AttributeError:
+    if not advice and not name.startswith("_"):
+        near = nearest(name, (one for one in dir(owner) if not one.startswith("_")))
+        advice = f": {near}" if near.startswith("did") else ""
+    return AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}{advice}", name=name)
+
+
+class KnowsNames:
+    """Base class of objects that name the nearest attribute in the error for an unknown one."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:  # Type checkers reject unknown names themselves.
+
+        def __getattr__(self, name: str) -> Any:
+            raise _unknown(self, name)

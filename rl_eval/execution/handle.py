@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 import numpy as np
 
 from rl_eval.errors import UsageError
+from rl_eval.errors.other_names import KnowsNames
 from rl_eval.records.episode import EpisodeTable, Outcome
 from rl_eval.scheduling import events
 
@@ -161,7 +162,7 @@ class EvalProgress:
 
 
 @final
-class EvalHandle:
+class EvalHandle(KnowsNames):
     """Handle of a running evaluation: a future that also reports progress.
 
     It can be awaited: ``result = await handle``.

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.errors import message_of, traceback_of
+from rl_eval.errors.other_names import KnowsNames
 from rl_eval.records.agents import agent_columns, agents_in
 
 TRACEBACK_CAP: Final = 8_000
@@ -210,7 +211,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class EpisodeRecord:
+class EpisodeRecord(KnowsNames):
     """Record of one episode of the plan; each field declares a column of the record table."""
 
     index: Annotated[int, Column("<i8", outcome=True)]

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from typing_extensions import override
 
 from rl_eval.atomic_write import sweep, write_text
-from rl_eval.errors import LogError, UsageError, check_known, nearest
+from rl_eval.errors import LogError, UsageError, check_known
 from rl_eval.errors.redaction import redact
 from rl_eval.records.determinism import Determinism
 from rl_eval.records.episode import EpisodeRecord, EpisodeTable, Fault, Outcome
@@ -230,12 +230,6 @@ class EvalResult(Numbers, Printed):
             why = self.reason or "no episode has a return"
             warnings.warn(f"mean_return is NaN: the evaluation is {self.status}: {why}", RuntimeWarning, stacklevel=2)
         return mean
-
-    def __getattr__(self, name: str) -> Any:
-        known = [one for one in dir(type(self)) if not one.startswith("_")]
-        advice = "" if name.startswith("_") else nearest(name, known)
-        text = f"'EvalResult' object has no attribute {name!r}{f': {advice}' if advice.startswith('did') else ''}"
-        raise AttributeError(text, name=name, obj=self)
 
     @property
     def faults(self) -> list[Fault]:

@@ -10,6 +10,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
 
 from rl_eval.config.policy_sources import RANDOM
+from rl_eval.errors.other_names import KnowsNames
 
 if TYPE_CHECKING:
     from rl_eval.results.stats.interval import Interval
@@ -19,7 +20,7 @@ _PAGES: Final = "rl_eval.reports.pages"
 """Module with the function ``page_of``, which returns the page of an object."""
 
 
-class Printed:
+class Printed(KnowsNames):
     """Base class of objects that are printed as a page.
 
     In a terminal, :mod:`rich` adds colours. A notebook shows a table.

@@ -422,7 +422,8 @@ class ValueReader:
     """
 
     def __init__(self, info_keys: Sequence[str], section: EvaluationSection, note: Callable[[str], None]) -> None:
-        self._places = [(place, key) for place, key in enumerate(info_keys) if key not in section.metrics]
+        self.places = [(place, key) for place, key in enumerate(info_keys) if key not in section.metrics]
+        """Columns of the ``info`` scalars that are read, with their keys."""
         self._success_key, self._other_key = section.success_keys
         self._note = note
 
@@ -464,7 +465,7 @@ class ValueReader:
         success = info.get(self._success_key, info.get(self._other_key))
         if success is not None:
             self._read_success(lane, info, success)
-        for position, key in self._places:
+        for position, key in self.places:
             if key in info:
                 lane.info[position] = self.info_scalar(key, info[key])
 

@@ -13,6 +13,7 @@ from rl_eval.config.references import import_attribute
 from rl_eval.config.settings import EvaluationSection
 from rl_eval.errors import ConfigError, summary_of
 from rl_eval.records.episode import COLUMNS, EpisodeRecord, record_of
+from rl_eval.supervision.caller import survivable
 
 MetricFunction = Callable[[EpisodeRecord, Mapping[str, float]], float]
 
@@ -64,7 +65,7 @@ def write_metrics(
         for name, function in functions.items():
             try:
                 value = float(function(record, known))
-            except Exception as error:
+            except survivable() as error:
                 value = math.nan
                 note(f"the metric {name} has no value in episode {record.index}: {summary_of(error)}")
             values[places[name]] = value

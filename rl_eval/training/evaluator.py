@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, final, get_args
 from rl_eval.config.builder import EvalConfig, settings_of
 from rl_eval.config.settings import EvalSettings, make_settings
 from rl_eval.errors import ConfigError, EvaluatorBusy, UsageError, check_known, checked_keywords
+from rl_eval.errors.other_names import KnowsNames
 from rl_eval.execution.group import EvalRunnerGroup
 from rl_eval.execution.handle import EvalHandle
 from rl_eval.training.delivery import Delivery, Listener, Request
@@ -41,7 +42,7 @@ _IDLE_S: Final = 600.0
 
 
 @final
-class Evaluator:
+class Evaluator(KnowsNames):
     """Evaluates weights while training continues.
 
     Weights are copied when they are submitted. All methods may be called from any thread.

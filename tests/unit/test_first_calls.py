@@ -75,6 +75,7 @@ def test_neither_a_config_nor_an_environment(given):
     ("function", "args", "key", "near"),
     [
         (evaluate, ("CartPole-v1", zeros), "num_episode", "num_episodes"),
+        (evaluate, ("CartPole-v1", zeros), "n", "num_episodes"),
         (evaluate, (CONFIG, zeros), "n_runners", "num_runners"),
         (evaluate_policy, (zeros, "CartPole-v1"), "n_eval_episode", "n_eval_episodes"),
         (EvalRunnerGroup, (CONFIG, zeros), "thread", "threaded"),
@@ -86,7 +87,7 @@ def test_neither_a_config_nor_an_environment(given):
 def test_a_misspelt_keyword_names_the_nearest(function, args, key, near):
     with refused(ConfigError, key) as caught:
         function(*args, **{key: 1})
-    assert repr(near) in str(caught.value)
+    assert f"did you mean {near!r}" in str(caught.value)
 
 
 @pytest.mark.process

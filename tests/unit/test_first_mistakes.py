@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from rl_eval import EvalConfig, EvalRunnerGroup, Evaluator, evaluate, evaluate_policy, load
+from rl_eval import EvalConfig, EvalRunnerGroup, Evaluator, compare, evaluate, evaluate_policy, load
 from rl_eval.cli.exits import ExitCode
 from rl_eval.errors import ConfigError, EnvError, PolicyError
 from tests.refused import refused, untold
@@ -246,7 +246,15 @@ LIVE = {
     "an object that predicts": (Predicts(), *OBJECT, "lambda batch: model.predict(batch)[0]"),
     "a class": (Predicts, *OBJECT, f"'{__name__}:Predicts'"),
     "an object that gets actions": (GetsActions(), *OBJECT, "lambda batch: agent.get_action(batch)"),
-    "actions with a state": (Predicts().predict, PolicyError, "action", "array"),
+    "actions with a state": (Predicts().predict, PolicyError, "action", "predict(batch)[0]"),
+    "actions with their logarithms": (
+        lambda batch: (np.zeros(len(batch), np.int64), np.zeros(len(batch))),
+        *(PolicyError, "action", "predict(batch)[0]"),
+    ),
+    "sampled actions": (
+        lambda batch: np.random.randint(0, 2, len(batch)),  # noqa: NPY002
+        *(ConfigError, "policy.allow_nondeterministic", "deterministic=True"),
+    ),
     "what makes a policy": (lambda: for_one, *OBJECT, '"module:attr"'),
     "what makes one of settings alone": (lambda hidden=32: for_one, *OBJECT, '"module:attr"'),
 }
@@ -464,6 +472,34 @@ class TwoErrors:
         if observations[0, 0] > 0:
             raise ValueError("to the right")
         raise ValueError("to the left")
+
+
+def make(kind):
+    config = EvalConfig().environment("CartPole-v1").evaluation(num_episodes=2)
+    if kind == "config":
+        return config
+    if kind == "evaluator":
+        return Evaluator(config, zeros, backend="inline")
+    result = evaluate(config, zeros)
+    return {"result": result, "record": result.episodes[0], "comparison": compare(result, result)}[kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "meant"),
+    [
+        ("config", "runner", "runners"),
+        ("config", "env", "environment"),
+        ("config", "from_file", "from_yaml"),
+        ("evaluator", "evaluates", "evaluate"),
+        ("result", "rewards", "returns"),
+        ("record", "reward", "episode_return"),
+        ("comparison", "differences", "difference"),
+    ],
+)
+def test_an_unknown_attribute_names_the_nearest(kind, name, meant):
+    with pytest.raises(AttributeError) as caught:
+        getattr(make(kind), name)
+    assert f"did you mean '{meant}'" in str(caught.value)
 
 
 class Forgetful:

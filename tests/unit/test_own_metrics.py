@@ -85,6 +85,47 @@ def test_a_metric_that_raises_is_nan_with_a_note() -> None:
     assert [note for note in result.notes if "broken" in note and "ZeroDivisionError" in note]
 
 
+class OwnError(BaseException):
+    pass
+
+
+def refuses(record: Any, info: Any) -> float:
+    raise OwnError("no value")
+
+
+def test_an_exception_of_the_user_does_not_leave_a_metric() -> None:
+    """Also one that is not an ``Exception``, as elsewhere in code of the user."""
+    result = evaluate(CONFIG.copy().evaluation(metrics={"broken": refuses}), zeros)
+    assert result.status == "complete"
+    assert [note for note in result.notes if "broken" in note and "OwnError" in note]
+
+
+class Reader:
+    """Observer of an info with the name of a metric."""
+
+    def __init__(self, env: Any) -> None:
+        self.seen: set[Any] = set()
+
+    def on_episode_start(self, spec: Any, attempt: int, observation: Any) -> None:
+        self.seen = set()
+
+    def on_step(self, observation: Any, action: Any, reward: Any, *rest: Any) -> None:
+        self.seen.add(rest[2].get("energy"))
+
+    def on_episode_end(self, record: Any) -> Any:
+        return self.seen
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_an_observer_reads_an_info_with_the_name_of_a_metric(batched: bool) -> None:
+    config = CONFIG.copy().evaluation(observers=[Reader])
+    if batched:
+        config.environment(Heaters).runners(runner="batched", num_envs_per_runner=3)
+    result = evaluate(config, zeros)
+    assert set(result.artifacts[0]["Reader"]) == {"not a number"}
+    assert result.fingerprint == evaluate(CONFIG, zeros).fingerprint
+
+
 @pytest.mark.parametrize(
     ("metrics", "key"),
     [

@@ -219,9 +219,10 @@ class Probe:
             drawn = changes(self._generators, generator_states())
             problem = found + (f"; meanwhile, {listed(drawn, 3)} changed" if drawn else "")
             fix = (
-                "Call eval() on modules in training mode, or implement rl_eval.Policy: draw random numbers from the "
-                "noise argument of act(), and declare state with initial_state(). To evaluate this policy anyway, set "
-                "policy.allow_nondeterministic: true."
+                "If the policy samples, take the most likely action, such as predict(batch, deterministic=True)[0], or "
+                "pass the model itself. Call eval() on modules in training mode, or implement rl_eval.Policy: draw "
+                "random numbers from the noise argument of act(), and declare state with initial_state(). To evaluate "
+                "this policy anyway, set policy.allow_nondeterministic: true."
             )
             raise ConfigError(problem, key="policy.allow_nondeterministic", value=False, fix=fix)
         note = f"the result cannot be reproduced: {found} (policy.allow_nondeterministic is true). {_UNCHECKED}"

@@ -26,6 +26,7 @@ _ROUNDING: Final = 1e-5
 _PART_BYTES: Final = 2**20
 """Size of the part of an observation that is made up at once."""
 _EACH: Final = "Return an action for each observation of the batch."
+_ALONE: Final = "Return the actions alone, such as predict(batch)[0], or pass the model itself as the policy."
 _LEAVES: Final = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
 
 
@@ -367,6 +368,9 @@ class ActionReader:
         Raises:
             PolicyError: The structure, shape or dtype, or the value of a live row, does not fit the action space.
         """
+        if isinstance(actions, tuple) and len(actions) != len(live) and not isinstance(self.structure, tuple):
+            problem = f"the policy returned a tuple ({', '.join(type(one).__name__ for one in actions)}), not an action"
+            raise PolicyError(problem, key="action", value="tuple", fix=_ALONE)
         return self._read((), self.structure, actions, live)
 
     def split(self, actions: Any) -> Sequence[Any]:
@@ -473,9 +477,7 @@ def _as_array(where: str, actions: Any) -> Array:
     try:
         return np.asarray(actions)
     except (ValueError, TypeError, RuntimeError) as error:
-        text = f"the policy returned {where} that is not an array: {str(error).rstrip('.')}"
-        hint = "Return the actions alone, without a state." if isinstance(actions, tuple) else ""
-        raise PolicyError(text, key=where, fix=hint) from error
+        raise PolicyError(f"the policy returned {where} that is not an array: {error}", key=where) from error
 
 
 def assign_rows(target: Any, rows: Any, values: Any) -> None:

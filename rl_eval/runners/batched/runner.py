@@ -308,9 +308,8 @@ class BatchedEvalRunner(RunnerCore):
             step = self._sensed("step", simulator.advance, actions)
             self._inference.observations.adopt_step(step.observations, acting, simulator.num_envs)
             observed = self._watched.keys(step) if self._watched is not None else ()
-            section = self.settings.evaluation
-            keys = (*section.success_keys, *self._pending.info_keys, *observed)
-            reported = step.reported(dict.fromkeys(key for key in keys if key not in section.metrics))
+            read = (key for _, key in self._values.places)
+            reported = step.reported(dict.fromkeys((*self.settings.evaluation.success_keys, *read, *observed)))
         except survivable() as error:
             self._fail_together(acting.tolist(), "step", error)
             return
@@ -375,7 +374,7 @@ class BatchedEvalRunner(RunnerCore):
             if key in found:
                 self._read_flags(key, *found[key], flags)
         self._attempts.report_success(flags)
-        for column, key in enumerate(self._pending.info_keys):
+        for column, key in self._values.places:
             if key in found:
                 self._read_scalars(column, key, *found[key])
 
