@@ -73,7 +73,7 @@ class InlineBackend(Backend):
             if isinstance(call.request, Start):
                 self._end(call.runner)
             # The calling loop already computes with one thread, unless torch was loaded after the loop had started.
-            with one_thread(kept=self._threaded), self._in_their_folder():
+            with self._in_their_folder(), one_thread(kept=self._threaded):
                 return [Reply(call, self._answer(call.runner, call.request))]
         except survivable() as error:
             return [Reply(call, error=error if isinstance(error, Exception) else EvalError(summary_of(error)))]

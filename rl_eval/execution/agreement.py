@@ -124,6 +124,8 @@ class Numerics(Aspect):
     def _different(self, key: dict[str, Any]) -> list[str]:
         """Return the names of the entries in which a key differs from the reference key."""
         known = self.outcome.store.numerics
+        if key == known:
+            return []
         # An older log may lack other facts.
         named = dict.fromkeys([*known, *filter(is_of_guarantee, key)])
         return [name for name in named if known.get(name) != key.get(name)]
@@ -189,7 +191,7 @@ class PolicyCheck(Phase):
         self._asked.discard(member.incarnation)
         if isinstance(value, str):
             self._reason_of[member.index] = value
-        elif not self._over:
+        elif self._outcome.state == "running":
             self._numerics.probed(member, value)
 
     def _lost(self, member: Member, crash_report: CrashReport | None, now: float) -> bool:
@@ -207,11 +209,11 @@ class PolicyCheck(Phase):
     def _complete(self) -> bool:
         return not self._asked
 
-    def _ended(self) -> None:
+    def _ended(self, reason: str) -> None:
         for position in self._numerics.unproven:
-            reason = self._reason_of.get(position, "the runner did not answer")
+            why = self._reason_of.get(position, "the runner did not answer")
             self._outcome.suspect = "the policy did not answer after the last episode"
             self._outcome.store.note(
-                f"the policy of runner {position} was not probed again after the last episode: {reason}. So it is not "
+                f"the policy of runner {position} was not probed again after the last episode: {why}. So it is not "
                 "checked whether one policy acted in all its episodes"
             )

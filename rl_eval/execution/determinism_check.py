@@ -77,6 +77,8 @@ class DeterminismSample(Aspect):
     def __init__(self, outcome: EvalOutcome) -> None:
         super().__init__(outcome)
         self._candidates: list[int] = []
+        self._traced: list[int] = []
+        """Indices of the episodes that runners trace."""
         self._former = np.zeros(0, bool)
         """Mask of the episodes that an earlier process finished."""
         self._construct_seconds = math.inf
@@ -89,12 +91,12 @@ class DeterminismSample(Aspect):
         """Choose the candidates: episodes that may run again."""
         evaluation, self._former = self.outcome.settings.evaluation, self.outcome.store.table.filled
         self._candidates = candidates(len(self._former), evaluation.determinism_check, evaluation.seed)
+        size = self.outcome.settings.runners.block_size
+        self._traced = [one - one % size for one in self._candidates[:1]] if size else self._candidates[:_TRACED]
 
     def granted(self, leases: tuple[Lease, ...]) -> tuple[Lease, ...]:
         """Mark the leases of the first few candidates, so that runners trace these episodes."""
-        size = self.outcome.settings.runners.block_size
-        traced = [index - index % size for index in self._candidates[:1]] if size else self._candidates[:_TRACED]
-        return tuple([lease._replace(traced=True) if lease.index in traced else lease for lease in leases])
+        return tuple([lease._replace(traced=True) if lease.index in self._traced else lease for lease in leases])
 
     def counted(self, report: RunReport, indices: set[int]) -> None:
         """Store the traces of candidates, and the shortest construction time of an environment."""
@@ -505,7 +507,7 @@ class DeterminismCheck(Phase):
 
     @override
     def joined(self, member: Member, now: float) -> None:
-        if not self._over:
+        if self._outcome.state == "running":
             self._outcome.joined(self.pool, now)
             self._pump_all(now)
 
@@ -524,7 +526,7 @@ class DeterminismCheck(Phase):
         """
         if isinstance(value, Neighbourhoods):
             self._seeking, self._remedy = False, self._remedy_of(value)
-        elif not self._over:
+        elif self._outcome.state == "running":
             self._outcome.check_report(member, value)
             self._reruns.reported(member.incarnation, member.index, value)
             self._pump_all(now)
@@ -589,8 +591,8 @@ class DeterminismCheck(Phase):
     def _complete(self) -> bool:
         return self._reruns.done and not self._seeking
 
-    def _ended(self) -> None:
-        self._reruns.stop(self._reason)
+    def _ended(self, reason: str) -> None:
+        self._reruns.stop(reason)
         self._outcome.store.determinism = replace(self._reruns.result, remedy=self._remedy)
 
     def _placed(self, lease: Lease) -> Lease:

@@ -244,7 +244,7 @@ class EvalRunnerGroup:
             if on_submitted is not None:
                 on_submitted(handle)
             if sync is not None:
-                sync.superseded = lambda: outcome.done
+                sync.superseded = lambda: outcome.state == "done"
                 self._loop.post(sync)
             self._loop.post(Opening(outcome, sync, held))
             opened.pop_all()

@@ -85,24 +85,20 @@ class Job(abc.ABC):
 class Awaited(Job, Generic[Result]):
     """Job whose caller waits for a future."""
 
+    done = False
+
     def __init__(self) -> None:
         self.future: Future[Result] = Future()
-        self._over = False
 
     def fail(self, error: BaseException) -> None:
         """Set the error, unless the job is done."""
-        if not self._over:
-            self._over = True
+        if not self.done:
+            self.done = True
             self.future.set_exception(error)
 
-    @property
-    def done(self) -> bool:
-        """Whether the future has a result or an error."""
-        return self._over
-
     def _succeed(self, result: Result) -> None:
-        if not self._over:
-            self._over = True
+        if not self.done:
+            self.done = True
             self.future.set_result(result)
 
 

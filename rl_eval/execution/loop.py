@@ -166,13 +166,15 @@ class ControlLoop:
     def _advance(self) -> None:
         """Remove finished jobs and start other jobs, until nothing changes. Some jobs end when they start."""
         self._retire()
-        while self._start_jobs():
+        while self._waiting and self._start_jobs():
             self._retire()
 
     def _retire(self) -> None:
         """Remove finished jobs. Their successors go to the front of the queue."""
         # Read `done` once: another thread may end a waiting job at any moment.
         ended = {job.tag: job for job in [*self._active.values(), *self._waiting] if job.done}
+        if not (ended or self._waiting):
+            return
         self._active = {tag: job for tag, job in self._active.items() if tag not in ended}
         self._waiting = deque(job for job in self._waiting if job.tag not in ended)
         for job in reversed([job for one in ended.values() for job in one.successors()]):
@@ -190,7 +192,7 @@ class ControlLoop:
 
     def _read_inbox(self, block: bool) -> None:
         timeout = self._pool.patience(self._clock()) if block else 0.0
-        if self._active:
+        if timeout and self._active:
             timeout = min(timeout, self._poll_s)
         self._waiting += self._posted(timeout)
         self._advance()

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, final
 
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import EvalError
@@ -81,6 +81,16 @@ class Aspect:
         """Add fields to the result."""
 
 
+class Committing(NamedTuple):
+    """State of an evaluation: no episode runs, and the last records are being committed."""
+
+    reason: str
+    """Reason for an early end; empty if there is none."""
+    following: Job | None
+    """Job that runs after the commit; None if the evaluation ends."""
+    deadline: float
+
+
 @final
 class EvalOutcome:
     """State and result of one evaluation.
@@ -125,8 +135,9 @@ class EvalOutcome:
         """Reason for an early end that is not a cancellation."""
         self.cancelled = ""
         """Reason for a cancellation after the start."""
-        self.done = False
-        """Whether the evaluation has a result or an error."""
+        self.state: Literal["waiting", "running", "done"] | Committing = "waiting"
+        """State of the evaluation: it waits for the jobs before it or for its log, runners work, the last records are
+        being committed, or it has a result or an error."""
         self._taken = threading.Lock()
         """Lock that is held after the start of the evaluation, or after a cancellation before the start."""
         self._follow_up = follow_up
@@ -256,7 +267,7 @@ class EvalOutcome:
 
     def fail(self, error: BaseException) -> None:
         """Set the error of the handle. Finished episodes stay in the log."""
-        if self.done:
+        if self.state == "done":
             return
         with suppress(EvalError):
             self.store.flush(_LAST_FLUSH_S)
@@ -293,7 +304,7 @@ class EvalOutcome:
             for job in self.conclude(reason):
                 job.fail(EvalError(reason))
         except BaseException as error:  # Ctrl-C, too: no other thread can end it now.
-            if not self.done:
+            if self.state != "done":
                 self._end_with(EvalError(f"{reason}; interrupted by {type(error).__name__}"))
             raise
 
@@ -304,15 +315,15 @@ class EvalOutcome:
         self.weights = None
 
     def _end_with(self, result: EvalResult | BaseException) -> None:
-        """Set the handle's result or error, and then ``done``.
+        """Set the handle's result or error, and then the state.
 
-        If an interrupt comes before ``done``, another thread can still end the evaluation.
+        If an interrupt comes before the state, another thread can still end the evaluation.
         """
         if isinstance(result, BaseException):
             self.handle.set_error(result)
         else:
             self.handle.set_result(result)
-        self.done = True
+        self.state = "done"
 
     def _snapshot(self, reason: str) -> EvalResult:
         """Return a result of the finished episodes; may be called from any thread, while episodes run or hang."""

@@ -94,13 +94,11 @@ class RecordStore:
         self._clock = now if self._clock is None else self._clock
 
     def add_times(self, report: RunReport) -> None:
-        """Add the times and notes of a report."""
+        """Add the times and notes of a report. They are committed with the next faults or rows."""
         for note in report.notes:
             self.note(note)
         for name in _TIMES:
             self._unwritten[name] += getattr(report, name)
-        if self._log is None:  # A log gets them with the next row.
-            self.add_faults(())
 
     def add(self, report: RunReport, positions: tuple[int, ...]) -> None:
         """Add the rows of a report at these positions."""

@@ -24,7 +24,7 @@ from typing_extensions import assert_never, override
 from rl_eval.backends.requests import Run
 from rl_eval.errors import EvalError, PolicyUnavailable, RunnerLost
 from rl_eval.execution.jobs import Job, WeightsSync
-from rl_eval.execution.outcome import EvalOutcome
+from rl_eval.execution.outcome import Committing, EvalOutcome
 from rl_eval.execution.record_store import FLUSH_TIMEOUT_S
 from rl_eval.execution.runner_pool import Member
 from rl_eval.records.episode import Fault, RunReport, charged_attempts, failed_row
@@ -48,16 +48,11 @@ class Phase(Job):
     """Job in which runners run episodes. It has ended when all its records are committed."""
 
     exclusive = True
+    done = False
 
     def __init__(self, outcome: EvalOutcome) -> None:
         self._outcome = outcome
-        self._reason = ""
-        """Reason for an early end of the phase; empty if there is none."""
-        self._next: Job | None = None
-        """Job that runs after the last commit."""
-        self._commit_ends = 0.0
-        """Deadline of the last commit; 0 before the last commit starts."""
-        self._successors: list[Job] | None = None
+        self._successors: list[Job] = []
 
     @abc.abstractmethod
     def _begin(self, now: float) -> None:
@@ -81,14 +76,20 @@ class Phase(Job):
         """Whether no episode is left to run."""
 
     @abc.abstractmethod
-    def _ended(self) -> None:
-        """Record the outcome of the phase."""
+    def _ended(self, reason: str) -> None:
+        """Record the outcome of the phase.
+
+        Args:
+            reason: Reason for an early end; empty if there is none.
+        """
 
     @final
     @override
     def start(self, now: float) -> None:
-        self._reason = self._outcome.cancelled
-        if not self._reason:
+        if reason := self._outcome.cancelled:
+            self._end(reason, now)
+        else:
+            self._outcome.state = "running"
             self._begin(now)
         self.tick(now)
 
@@ -99,79 +100,75 @@ class Phase(Job):
             return False
         member.terminated = True  # Later work must not be assigned to it.
         self._outcome.lost(member, crash_report)
-        return not self._over and self._lost(member, crash_report, now)
+        return self._outcome.state == "running" and self._lost(member, crash_report, now)
 
     @final
     @override
     def tick(self, now: float) -> None:
-        if self.done or not self.started:
-            return
-        try:
-            self._outcome.store.settle()
-            if not (self._over or self._complete):
-                self._look(now)
-            if self._over or self._complete:
-                self._commit(now)
-        except EvalError as error:
-            self.fail(error)
+        if self.started and not self.done:
+            try:
+                self._advance(now)
+            except EvalError as error:
+                self.fail(error)
 
     @final
     @override
     def fail(self, error: BaseException) -> None:
         if not self.done:
             self._outcome.fail(error)
+            self.done = True
             if self.started:
                 self._abandon(time.monotonic())
 
     @final
-    @property
-    @override
-    def done(self) -> bool:
-        return self._successors is not None or self._outcome.done
-
-    @final
     @override
     def successors(self) -> list[Job]:
-        return self._successors or []
+        return self._successors
 
     @final
-    @property
-    def _over(self) -> bool:
-        """Whether the phase has ended. Later reports are ignored."""
-        return bool(self._reason) or self._outcome.done
+    def _advance(self, now: float) -> None:
+        outcome, store = self._outcome, self._outcome.store
+        store.settle()
+        if outcome.state == "running" and (reason := self._reason_to_end(now)) is not None:
+            self._end(reason, now)
+        match outcome.state:
+            case Committing(reason, following, deadline):
+                if store.is_settled():
+                    self._successors = [following] if following is not None else outcome.conclude(reason)
+                    self.done = True
+                elif now > deadline:
+                    store.flush(0.0)  # Raises with the reason.
 
     @final
-    def _look(self, now: float) -> None:
-        """End the phase early if there is a reason.
+    def _reason_to_end(self, now: float) -> str | None:
+        """Return the reason for an early end, an empty string if no episode is left, or None to continue.
 
         Raises:
             PolicyUnavailable: The policy stayed unavailable until no runner was left, and no episode completed.
         """
-        if reason := self._outcome.cancelled or self._outcome.failure:
+        reason, hopeless = self._outcome.cancelled or self._outcome.failure, self.pool.hopeless
+        if not (reason or hopeless):
+            self._watch(now)
+        if self._complete:
+            return ""
+        if reason:
             self._abandon(now)
-            self._reason = reason
-        elif self.pool.hopeless:
+        elif hopeless:
             why = self.pool.last_loss
             if isinstance(why, PolicyUnavailable) and not self._outcome.store.table.completed.any():
                 raise why
-            self._reason = f"no runner is left; the last runner was lost because: {why}"
-        else:
-            self._watch(now)
+            reason = f"no runner is left; the last runner was lost because: {why}"
+        return reason or None
 
     @final
-    def _commit(self, now: float) -> None:
-        outcome, store = self._outcome, self._outcome.store
-        if not self._commit_ends:
-            self._commit_ends, self.waits_for_disk = now + FLUSH_TIMEOUT_S, True
-            self._ended()
-            self._next = None if self._reason else outcome.next_job()
-            if self._next is None:
-                outcome.finish(self._reason, now)
-            store.hurry()
-        if store.is_settled():
-            self._successors = [self._next] if self._next is not None else outcome.conclude(self._reason)
-        elif now > self._commit_ends:
-            store.flush(0.0)  # Raises with the reason.
+    def _end(self, reason: str, now: float) -> None:
+        """Start the last commit of the phase. From now on, reports are ignored."""
+        self._ended(reason)
+        following = None if reason else self._outcome.next_job()
+        if following is None:
+            self._outcome.finish(reason, now)
+        self._outcome.state, self.waits_for_disk = Committing(reason, following, now + FLUSH_TIMEOUT_S), True
+        self._outcome.store.hurry()
 
     @final
     def _abort(self, runner: int, now: float) -> None:
@@ -203,7 +200,6 @@ class Opening(Job):
         self._sync = sync
         self._held = held
         self._reading: Future[tuple[Manifest, LogContents] | None] = Future()
-        self._next: list[Job] | None = None
         self._taken = False
 
     @override
@@ -220,7 +216,7 @@ class Opening(Job):
         if self._outcome.store.durable:
             Thread(target=self._read, name="rl_eval read log", daemon=True).start()
         else:
-            self._next = [EpisodeSession(self._outcome)]
+            self._outcome.state = "running"
 
     @override
     def lost(self, member: Member, crash_report: CrashReport | None, now: float) -> bool:
@@ -237,7 +233,7 @@ class Opening(Job):
         except Exception as error:
             self._outcome.fail(error)
         else:
-            self._next = [EpisodeSession(self._outcome)]
+            self._outcome.state = "running"
 
     @override
     def fail(self, error: BaseException) -> None:
@@ -250,11 +246,11 @@ class Opening(Job):
     @property
     @override
     def done(self) -> bool:
-        return self._next is not None or self._outcome.done
+        return self._outcome.state != "waiting"
 
     @override
     def successors(self) -> list[Job]:
-        return self._next or []
+        return [EpisodeSession(self._outcome)] if self._outcome.state == "running" else []
 
     def _read(self) -> None:
         outcome = self._outcome
@@ -291,10 +287,6 @@ class FailFast:
         self._runners: set[int] = set()
         self._count = 0
         self._over = False
-
-    def completed(self) -> None:
-        """Stop counting failures, because an episode has completed."""
-        self._over = True
 
     def failed(self, faults: Iterable[Fault], *, alone: bool) -> str:
         """Count failed attempts; return the reason to end the evaluation, or an empty string to continue.
@@ -390,6 +382,7 @@ class EpisodeSession(Phase):
         super().__init__(outcome)
         self._schedule: Schedule | BlockSchedule = Schedule(outcome.plan)
         self._fail_fast: FailFast | None = None
+        """Counter of failures until the first episode completes; None if they do not end the evaluation."""
         self._starting_until = 0.0
         """Time until which another runner may start."""
         self._pool_size = 1
@@ -427,7 +420,7 @@ class EpisodeSession(Phase):
 
     @override
     def joined(self, member: Member, now: float) -> None:
-        if not self._over:
+        if self._outcome.state == "running":
             self._waiting.joined(now)
             self._outcome.joined(self.pool, now)
             self._outcome.ring.positions[member.incarnation] = member.index
@@ -454,7 +447,7 @@ class EpisodeSession(Phase):
             NumericsMismatch: The runner computes floats differently from the other runners.
             EvalError: The runner used other weights.
         """
-        if self._over:
+        if self._outcome.state != "running":
             return  # The table no longer changes.
         report: RunReport = value
         self._outcome.check_report(member, report)
@@ -493,7 +486,7 @@ class EpisodeSession(Phase):
     def _complete(self) -> bool:
         return self._schedule.complete
 
-    def _ended(self) -> None:
+    def _ended(self, reason: str) -> None:
         for position in self._excluded:  # Its replacement has failed too, but not often enough to be excluded.
             self._outcome.store.uncharge(position)
 
@@ -570,8 +563,7 @@ class EpisodeSession(Phase):
         self._outcome.counted(report, set(report.rows["index"][list(positions)].tolist()))
         self.pool.progressed(member)
         self._excluded.discard(member.index)
-        if self._fail_fast is not None:
-            self._fail_fast.completed()
+        self._fail_fast = None
 
     def _note_failures(self, faults: tuple[Fault, ...], now: float) -> None:
         if self._fail_fast is not None:

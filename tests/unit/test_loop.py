@@ -25,9 +25,11 @@ from rl_eval.errors import (
 from rl_eval.execution.aspects import default_aspects
 from rl_eval.execution.jobs import Apply, ApplyToAll, Do, Job, WeightsSync
 from rl_eval.execution.loop import ControlLoop
-from rl_eval.execution.outcome import EvalOutcome
+from rl_eval.execution.outcome import Committing, EvalOutcome
 from rl_eval.execution.runner_pool import PublishedWeights, RunnerPool
 from rl_eval.execution.session import Opening
+from rl_eval.log import EvaluationLog
+from rl_eval.log.storage import LocalStorage
 from rl_eval.records.episode import PROGRESS, ROW, Fault, Outcome, RunReport
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.scheduling.runner_failures import Verdict, judge
@@ -101,7 +103,7 @@ def evaluate(world: World, broken: Sequence[int] = ()) -> Any:
     outcome = EvalOutcome(world.settings, EpisodePlan(200))
     world.post(Opening(outcome))
     for _ in range(10_000):
-        if outcome.done:
+        if outcome.state == "done":
             break
         world.turn()
         world.answer(broken)
@@ -298,7 +300,7 @@ def test_no_weights_come_between_an_evaluation_and_its_check() -> None:
     world.post(Opening(outcome))
     sync = world.post(WeightsSync(weights))
     phases = []
-    while not outcome.done:
+    while outcome.state != "done":
         assert not [request for _, request, _ in world.backend.calls if isinstance(request, SetWeights)]
         phases.append(outcome.progress().phase)
         world.answer()
@@ -306,6 +308,48 @@ def test_no_weights_come_between_an_evaluation_and_its_check() -> None:
     assert outcome.handle.result().determinism.checked == 20
     assert world.pool.counters()["episodes"] == 200
     assert [type(request) for _, request, tag in world.backend.calls if tag == sync.tag] == [SetWeights, SetWeights]
+
+
+def test_an_evaluation_has_one_state() -> None:
+    """It waits for the one before it, runs in the session and in the check, and is done; a late answer is ignored."""
+    world, outcome = checked_world()
+    job = world.post(Opening(EvalOutcome(world.settings, EpisodePlan(200))))
+    world.post(Opening(outcome))
+    states = []
+    while outcome.state != "done":
+        states.append((outcome.state, bool(outcome.activity)))
+        world.answer()
+    assert list(dict.fromkeys(states)) == [("waiting", False), ("running", False), ("running", True)]
+    assert job.done
+    world.answer()
+    assert outcome.state == "done"
+
+
+def test_the_records_are_committed_before_an_evaluation_is_done(tmp_path, monkeypatch) -> None:
+    """While a slow disk writes them, no answer changes the evaluation."""
+    disk, write = Event(), LocalStorage.write
+
+    def when_ready(storage: LocalStorage, name: str, data: bytes) -> None:
+        assert not name.startswith("segments") or disk.wait(60)
+        write(storage, name, data)
+
+    monkeypatch.setattr(LocalStorage, "write", when_ready)
+    world = World(runners=1)
+    world.start(0)
+    outcome = EvalOutcome(world.settings, EpisodePlan(200), EvaluationLog.open(tmp_path))
+    world.post(Opening(outcome))
+    while not isinstance(outcome.state, Committing):
+        world.answer()
+        world.turn()
+    assert outcome.state.reason == ""
+    assert not outcome.store.table.filled.any()
+    world.answer()
+    assert isinstance(outcome.state, Committing)
+    assert not outcome.handle.done()
+    disk.set()
+    outcome.store.flush()
+    world.turn()
+    assert outcome.handle.result().status == "complete"
 
 
 def test_a_group_that_stops_in_the_check_fails_the_evaluation() -> None:
