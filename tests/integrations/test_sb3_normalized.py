@@ -175,7 +175,7 @@ def test_no_door_gives_a_wrong_number_without_a_word(
     with caplog.at_level(logging.WARNING):
         found = outcome(door, one, one.file)
     if normalized and door in OF_FILES:
-        assert found == ("right, noted" if door == "load_policy" else "right")
+        assert found == "right, noted"
     elif shown is None:
         assert found == ("wrong, noted" if normalized else "right, noted")
         assert "VecNormalize" in caplog.text
@@ -206,7 +206,7 @@ def test_a_normalizer_that_appears_after_the_evaluation_repeats_it(trained, tmp_
     shutil.copy(one.file, "run")
     assert outcome("watch", one, Path("run/model.zip")) == "wrong, noted"
     shutil.copy(one.file.with_name("model_vecnormalize.pkl"), "run")
-    assert outcome("watch", one, Path("run/model.zip")) == "right"
+    assert outcome("watch", one, Path("run/model.zip")) == "right, noted"
 
 
 def test_a_normalizer_that_is_half_written_is_read_again(trained, tmp_path, monkeypatch):
@@ -228,6 +228,24 @@ def test_a_normalizer_that_is_half_written_is_read_again(trained, tmp_path, monk
     assert np.allclose(
         load(Path("seen", "evaluations", point["evaluation"])).mean_return, one.expected.mean(), rtol=1e-3
     )
+
+
+def test_a_result_says_whether_observations_are_normalized(trained):
+    """Unless the model shows that it was trained without a VecNormalize."""
+    one = trained("PPO", True)
+    model = one.algorithm.load(one.file, device="cpu")
+    statistics = one.file.with_name("model_vecnormalize.pkl")
+    venv = VecNormalize.load(str(statistics), DummyVecEnv([lambda: gym.make(one.env)]))
+    noted = {
+        "of model_vecnormalize.pkl": [load_policy(one.file), load_policy(one.file, statistics)],
+        "of the environment": [one.algorithm.load(one.file, venv, device="cpu")],
+        "are not normalized": [model.policy, load_policy(one.file, False)],
+    }
+    for text, policies in noted.items():
+        for policy in policies:
+            [note] = evaluate(one.config, policy).notes
+            assert text in note
+    assert "of the environment" in evaluate_policy(model, venv, EPISODES).result.notes[0]
 
 
 def test_a_model_that_trains_on_shows_its_environment(trained, caplog):

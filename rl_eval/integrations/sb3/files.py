@@ -121,9 +121,8 @@ def normalizer_of(model: Path) -> tuple[bool | None, Path | None]:
 def unknown(name: str) -> str:
     """Return the note for a model whose statistics may be missing. Log the note once per file name and process."""
     note = (
-        f"{name} does not show whether it was trained with a VecNormalize, and there are no statistics next to it. Its "
-        f"observations are not normalized. If it was trained with a VecNormalize, set {_KEY} to the file of "
-        "venv.save(); otherwise, set this key to false"
+        f"observations are not normalized: there are no VecNormalize statistics next to {name}, and it does not show "
+        f"whether it needs them. If it was trained with a VecNormalize, set {_KEY} to the file of venv.save()"
     )
     _logger.warning(note)
     return note

@@ -28,7 +28,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_no
 
 from rl_eval.errors import ConfigError, WeightsError
 from rl_eval.integrations.policy_files import reading
-from rl_eval.integrations.sb3.files import MASKABLE, normalizer_of, trained_normalized, unknown
+from rl_eval.integrations.sb3.files import MASKABLE, facts_of, normalizer_of, trained_normalized, unknown
 from rl_eval.integrations.sb3.observations import (
     ATTRIBUTE,
     LACKS_STATISTICS,
@@ -48,15 +48,15 @@ def portable(value: BaseAlgorithm | BasePolicy) -> BasePolicy:
     """Return a copy of a policy, or of a model's policy, that can be pickled and shares nothing with the training.
 
     A policy does not contain the normalizers of its training environment. If the training environment has a
-    ``VecNormalize``, pass the model.
+    ``VecNormalize``, pass the model. The copy has a note, unless it is known that observations need no statistics.
 
     Raises:
         ConfigError: The model has its own ``predict``, or does not have the ``VecNormalize`` of its training.
     """
-    copied = _copied(value)
-    if isinstance(value, BasePolicy) or value.get_vec_normalize_env() is not None:
+    copied, alone = _copied(value), isinstance(value, BasePolicy)
+    if hasattr(copied, NOTES) if alone else value.get_vec_normalize_env() is not None:
         return copied
-    name, trained = type(value).__name__, trained_normalized(vars(value))
+    name, trained = type(value).__name__, None if alone else trained_normalized(vars(value))
     if trained:
         problem = f"the {name} {LACKS_STATISTICS}"
         fix = (
@@ -66,11 +66,10 @@ def portable(value: BaseAlgorithm | BasePolicy) -> BasePolicy:
         raise ConfigError(problem, key="policy", value=name, fix=fix)
     if trained is None:
         note = (
-            f"the {name} does not show whether it was trained with a VecNormalize, and its environment has none. Its "
-            f"observations are not normalized. If it was trained with a VecNormalize, load it with {_LOAD}; otherwise, "
-            "pass model.policy"
+            f"observations are not normalized: the {name} has no VecNormalize statistics, and does not show whether it "
+            f"needs them. If it was trained with a VecNormalize, load it with {_LOAD}"
         )
-        _logger.warning(note)
+        _logger.log(logging.INFO if alone else logging.WARNING, note)
         setattr(copied, NOTES, (note,))
     return copied
 
@@ -90,9 +89,22 @@ def own_predict(value: BaseAlgorithm | BasePolicy) -> ConfigError:
     return ConfigError(problem, key="policy", value=name, fix="Wrap the model in an rl_eval.Policy.")
 
 
-def attach(policy: BasePolicy, wrapper: Any, exploration_rate: float | None) -> BasePolicy:
-    """Add the normalizers of a ``VecNormalize`` and an exploration rate to a policy. Return the same policy."""
-    setattr(policy, ATTRIBUTE, normalizers_of(wrapper))
+def attach(
+    policy: BasePolicy, wrapper: Any, exploration_rate: float | None, source: str = "the environment", note: str = ""
+) -> BasePolicy:
+    """Add normalizers of a ``VecNormalize``, an exploration rate, and a note for readers of the results to a policy.
+
+    Args:
+        policy: The policy, which is returned.
+        wrapper: The ``VecNormalize``; None for no normalizers.
+        exploration_rate: Exploration rate of the algorithm; None if it has none.
+        source: Origin of the ``VecNormalize``, for the note.
+        note: Note if observations are not normalized.
+    """
+    normalizers = normalizers_of(wrapper)
+    setattr(policy, ATTRIBUTE, normalizers)
+    note = f"observations are normalized with the VecNormalize statistics of {source}" if normalizers else note
+    setattr(policy, NOTES, (note,) if note else ())
     if exploration_rate is not None:
         # Not persistent, so a state dict of the policy alone is complete.
         policy.register_buffer(_RATE, torch.tensor(exploration_rate, dtype=torch.float64), persistent=False)
@@ -186,7 +198,7 @@ def load_policy(
 
     Returns:
         The policy on the CPU, with its statistics, for ``evaluate(config, policy)``. Its ``result_notes`` name the
-        statistics that were found, or say that the model does not show whether it needs statistics.
+        statistics, or say that observations are not normalized.
 
     Raises:
         ConfigError: A file is missing, unreadable or of another type. Or the model was trained with a
@@ -199,31 +211,28 @@ def load_policy(
         data: dict[str, Any] = saved or {}
         policy = _build(data)
         policy.load_state_dict(parameters["policy"])
-    notes: tuple[str, ...] = ()
+    note = ""
     if vecnormalize is None:
-        vecnormalize, notes = _beside(file)
+        vecnormalize, note = _beside(file)
+    elif not vecnormalize and trained_normalized(facts_of(file)) is not False:
+        note = "observations are not normalized: vecnormalize is False"
     wrapper = _load_statistics(_existing("vecnormalize", vecnormalize, ".pkl")) if vecnormalize else None
-    policy = attach(policy, wrapper, data.get("exploration_rate"))
+    policy = attach(policy, wrapper, data.get("exploration_rate"), Path(vecnormalize or "").name, note)
     refuse_empty(getattr(policy, ATTRIBUTE), ConfigError)
-    setattr(policy, NOTES, notes)
     return policy.eval()
 
 
-def _beside(file: Path) -> tuple[Path | None, tuple[str, ...]]:
-    """Return the file of the statistics next to a model (or None), and notes for readers of the results."""
+def _beside(file: Path) -> tuple[Path | None, str]:
+    """Return the file of the statistics next to a model (or None), and a note on missing statistics."""
     trained, found = normalizer_of(file)
-    if found is not None:
-        note = f"{file.name} is evaluated with the VecNormalize statistics {found.name}, which are next to it"
-        _logger.info(note)
-        return found, (note,)
-    if trained:
+    if trained and found is None:
         problem = f"policy_kwargs.vecnormalize is missing: {str(file)!r} {LACKS_STATISTICS}"
         fix = (
             "Pass --set policy.policy_kwargs.vecnormalize=FILE, the file that venv.save() wrote. SB3's callbacks "
             "and zoo put vecnormalize into the file name. If only rewards were normalized, pass False."
         )
         raise ConfigError(problem, key="policy.policy_kwargs.vecnormalize", fix=fix)
-    return None, (unknown(file.name),) if trained is None else ()
+    return found, unknown(file.name) if trained is None and found is None else ""
 
 
 def _build(data: dict[str, Any]) -> BasePolicy:
