@@ -40,10 +40,10 @@ def _check_slots(settings: EvalSettings) -> Iterator[Finding]:
 
 
 def _check_block(settings: EvalSettings) -> Finding:
-    size = settings.runners.block_size
-    if not (difference := block_difference(settings)):
-        return ok(f"layout, repeatable: a block of {size} episodes has equal records when it runs again")
+    block = f"the first steps of a block of {settings.runners.block_size} episodes"
+    if (difference := block_difference(settings)) is None:
+        return ok(f"layout, repeatable: {block} are equal when they run again")
     return warning(
-        f"layout, not repeatable: a block of {size} episodes has other records when it runs again: {difference}",
+        f"layout, not repeatable: {block} differ when they run again: {difference}",
         "seed every generator of the simulator in reset(seed=...); until then, no run can be repeated",
     )

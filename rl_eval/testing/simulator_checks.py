@@ -11,14 +11,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
-
 from rl_eval.config.policy_sources import RANDOM
 from rl_eval.config.settings import EvalSettings, PolicySection, with_values
 from rl_eval.errors import EnvError
 from rl_eval.records.determinism import FirstDifference, first_difference
 from rl_eval.records.episode import EpisodeRecord, EpisodeSpec, Lease, RunReport, different_columns, outcomes_of
 from rl_eval.records.guarantee import Guarantee, guarantee_of
+from rl_eval.runners.again import run_again
 from rl_eval.runners.batched.runner import BatchedEvalRunner
 from rl_eval.scheduling.plan import EpisodePlan
 
@@ -26,7 +25,6 @@ EPISODES: Final = 8
 WIDTHS: Final = (1, 4, 7)
 """Numbers of slots. They are below the number of episodes, so that slots are restarted while other slots run."""
 _MAX_STEPS: Final = 1_000
-_CALL_S: Final = 0.5
 _SLOT: Final = "slot"
 """Name of the artifact of :class:`_Slot`."""
 
@@ -71,46 +69,38 @@ def measure(settings: EvalSettings) -> Measured:
     """
     plan = EpisodePlan(EPISODES, settings.evaluation.seed, conditions=settings.evaluation.conditions)
     leases = [plan[index].lease(1)._replace(traced=True) for index in range(EPISODES)]
-    first = play(settings, WIDTHS[0], leases)
+    firsts: dict[int, RunReport] = {}
     episode = start = ""
-    for width, order in [*((width, leases) for width in widths_of(settings)[1:]), (WIDTHS[-1], leases[::-1])]:
-        again = play(settings, width, order)
-        for index in range(EPISODES):
-            places = f"slot {_slot(again[index], index)} of {width} and slot 0 of {WIDTHS[0]}"
-            where = f"(seed {plan[index].seed}) differs between {places}"
-            found = _difference(first[index], again[index], index, settings.evaluation.info_keys)
-            if found is not None:
+    for width, order in [*((width, leases) for width in widths_of(settings)), (WIDTHS[-1], leases[::-1])]:
+        for lease, again in zip([*order, order[0]], _played(settings, width, order), strict=True):
+            index, first = lease.index, firsts.setdefault(lease.index, again)
+            places = f"slot {_slot(again, index)} of {width} and slot 0 of {WIDTHS[0]}"
+            where = f"(seed {lease.seed}) differs between {places}"
+            if found := _difference(first, again, index, settings.evaluation.info_keys):
                 episode = episode or f"{found} {where}"
-            if not start and _start(first[index], index) != _start(again[index], index):
+            if not start and _start(first, index) != _start(again, index):
                 start = f"the first observation of episode {index} {where}"
-    starts = {_start(report, index) for index, report in first.items()}
-    return Measured(guarantee_of(first[0].numerics), len(starts), episode, start)
+    starts = {_start(report, index) for index, report in firsts.items()}
+    return Measured(guarantee_of(firsts[0].numerics), len(starts), episode, start)
 
 
-def block_difference(settings: EvalSettings) -> str:
-    """Run a block twice, each time in a new simulator, and return a description of the first difference.
-
-    The description is empty if the records are equal.
+def block_difference(settings: EvalSettings) -> FirstDifference | None:
+    """Run a block twice in one simulator, and return the first difference in its first steps; None if all are equal.
 
     Raises:
         ConfigError: The simulator is rejected.
         EnvError: An attempt failed.
     """
     plan = EpisodePlan(settings.runners.block_size, settings.evaluation.seed)
-    lease = Lease(0, plan[0].seed, 1, 0, block=tuple(plan.seeds.tolist()))
-    report, again = (play(settings, settings.runners.lanes, [lease])[0] for _ in range(2))
-    for one, other in zip(*(np.sort(each.rows, order="index") for each in (report, again)), strict=True):
-        for name in ("episode_return", "length", "terminated", "truncated"):
-            if one[name] != other[name]:
-                place = f"episode {one['index']} (seed {one['seed']}, slot {_slot(report, int(one['index']))})"
-                return f"the {name} of {place} is {one[name]} in the first run, and {other[name]} in the second"
-    return ""
+    lease = Lease(0, plan[0].seed, 1, 0, block=tuple(plan.seeds.tolist()), traced=True)
+    first, again = _played(settings, settings.runners.lanes, [lease])
+    return first_difference(0, first.traces[0], again.traces[0])
 
 
-def play(settings: EvalSettings, width: int, leases: Sequence[Lease]) -> dict[int, RunReport]:
-    """Run the episodes of some leases in a new simulator with ``width`` slots.
+def _played(settings: EvalSettings, width: int, leases: Sequence[Lease]) -> list[RunReport]:
+    """Run the episodes of some leases in a new simulator with ``width`` slots, and return their reports.
 
-    Return the report that contains the row of each episode, by index of the episode.
+    At the end, the first episode runs again, in a slot that may have been stepped past the end of its episode.
 
     Raises:
         ConfigError: The simulator is rejected.
@@ -123,20 +113,16 @@ def play(settings: EvalSettings, width: int, leases: Sequence[Lease]) -> dict[in
         runners={"num_envs_per_runner": width, "num_runners": 0},
         evaluation={"max_episode_steps": steps, "observers": ()},
     )
-    found: dict[int, RunReport] = {}
     with ExitStack() as stack:
         runner: BatchedEvalRunner = made_up.runners.runner_class(made_up, 0)
         stack.callback(runner.stop)
         slots = itertools.count()
         runner.observe({_SLOT: lambda _: _Slot(next(slots))})
         runner.run((), 0.0)  # The first call probes the policy.
-        report = runner.run(leases, _CALL_S)
-        while not all(lease.index in found for lease in leases):
-            for fault in report.faults:
-                raise EnvError(f"{fault.error_type}: {fault.message}", episode=fault.index)
-            found |= dict.fromkeys(report.rows["index"].tolist(), report)
-            report = runner.run((), _CALL_S)
-    return found
+        reports = [*run_again(runner, leases, len(leases)), *run_again(runner, leases[:1])]
+    for fault in (fault for report in reports for fault in report.faults):
+        raise EnvError(f"{fault.error_type}: {fault.message}", episode=fault.index)
+    return reports
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +156,5 @@ def _difference(one: RunReport, other: RunReport, index: int, keys: tuple[str, .
     """Return the first difference between two runs of an episode, in trace or outcome; None if both are equal."""
     if (found := first_difference(index, one.traces[index], other.traces[index])) is not None:
         return found
-    rows = []
-    for report in (one, other):
-        at = report.rows["index"] == index
-        rows.append(outcomes_of(report.rows[at], report.infos[at], keys))
-    columns = list(different_columns(*rows))
+    columns = different_columns(*(outcomes_of(report.rows, report.infos, keys) for report in (one, other)))
     return f"{columns[0]} of episode {index}" if columns else None

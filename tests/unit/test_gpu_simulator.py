@@ -14,7 +14,7 @@ import torch
 from rl_eval import EvalConfig, EvalResult, evaluate
 from rl_eval.cli.simulator_checks import check_simulator
 from rl_eval.errors import ConfigError
-from rl_eval.runners.batched.simulator import BatchSimulator
+from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.testing import SimulatorContract
 from tests.gpu_simulator import TRAPS, GpuAdapter, GpuSimulator, Trap
@@ -137,7 +137,7 @@ def test_one_generator_for_all_slots_needs_blocks() -> None:
     assert {result.guarantee for result in results} == {"layout"}
     first, second, narrow = map(outcomes, results)
     assert first == second != narrow
-    assert not any("repeat" in note for note in results[0].notes)
+    assert results[0].determinism.passed
 
 
 @pytest.mark.parametrize("block", [None, 2])
@@ -153,7 +153,7 @@ def test_a_way_to_start_that_an_adapter_lacks_is_named(block: int | None) -> Non
 def test_a_block_that_does_not_repeat_is_named() -> None:
     result = evaluate(config("ignores_seeds").runners(block=2))
     assert (len(result.episodes), result.guarantee) == (EPISODES, "layout")
-    assert any("repeat" in note for note in result.notes)
+    assert result.determinism.passed is False
 
 
 def test_a_step_that_the_simulator_refuses_costs_no_episode(truth: list[tuple[float, int]]) -> None:
@@ -205,10 +205,30 @@ class TestContractOfCoupledSlots(SimulatorContract):
     config = EvalConfig().environment(GpuAdapter, env_kwargs={"trap": "couples_slots", "couples_slots": True})
 
 
-def broken_tests(trap: Trap) -> set[str]:
-    """Return the tests of the contract that a trap fails."""
+class Overruns(GpuAdapter):
+    """Steps of a slot past the end of its episode change the start of its next episode."""
+
+    trusted = True
+
+    def __init__(self, num_envs: int) -> None:
+        super().__init__(num_envs, trap="auto_reset")
+        self.ended, self.overrun = torch.zeros(num_envs, dtype=torch.bool), torch.zeros(num_envs)
+
+    def restart(self, slots: Any, specs: Any) -> Any:
+        overrun, self.ended[slots], self.overrun[slots] = self.overrun[slots], False, 0.0
+        return super().restart(slots, specs) + overrun[:, None]
+
+    def step(self, actions: Any) -> BatchStep:
+        self.overrun += self.ended
+        step = super().step(actions)
+        self.ended |= step.terminated
+        return step
+
+
+def broken_tests(make: Callable[..., BatchSimulator], **options: Any) -> set[str]:
+    """Return the tests of the contract that a simulator fails."""
     suite = SimulatorContract()
-    suite.config = EvalConfig().environment(GpuAdapter, env_kwargs={"trap": trap})
+    suite.config = EvalConfig().environment(make, env_kwargs=options)
     found = set()
     for name in dir(suite):
         if name.startswith("test_"):
@@ -223,4 +243,8 @@ def broken_tests(trap: Trap) -> set[str]:
     "trap", [trap for trap, verdict in VERDICTS.items() if verdict not in (is_right, strikes_one_episode)]
 )
 def test_the_contract_finds_each_trap(trap: Trap) -> None:
-    assert broken_tests(trap)
+    assert broken_tests(GpuAdapter, trap=trap)
+
+
+def test_the_contract_steps_slots_past_the_end_of_their_episodes() -> None:
+    assert broken_tests(Overruns) == {"test_episodes_are_the_same_in_every_layout"}

@@ -15,10 +15,9 @@ from typing_extensions import override
 from rl_eval.errors import EnvError, UsageError
 from rl_eval.policies.inference.spaces import take_rows
 from rl_eval.records.determinism import Trace, action_digest
-from rl_eval.records.episode import PROGRESS, EpisodeSpec, FaultCause, Lease, Phase
+from rl_eval.records.episode import PROGRESS, FaultCause, Lease, Phase
 from rl_eval.runners.batched.runner import BatchedEvalRunner, lane_of_call
 from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep, Reported
-from rl_eval.runners.batched.trial import try_block
 from rl_eval.runners.lane import PendingReport
 from rl_eval.supervision.caller import survivable
 from rl_eval.supervision.flight_recorder import RESET
@@ -86,10 +85,6 @@ class BlockEvalRunner(BatchedEvalRunner):
         runners = self.settings.runners
         layout = {"adapter": simulator.name, "num_envs": runners.lanes}
         return layout | {"guarantee": "layout", "block": runners.block}
-
-    @override
-    def _trial(self, simulator: BatchSimulator, specs: Sequence[EpisodeSpec]) -> str:
-        return try_block(simulator, specs)
 
     @property
     @override

@@ -22,7 +22,6 @@ from rl_eval.policies.inference.inference import RowInference
 from rl_eval.policies.inference.spaces import ObservationBatch
 from rl_eval.records.determinism import Trace, action_digest
 from rl_eval.records.episode import (
-    EpisodeSpec,
     FaultCause,
     Lease,
     Outcome,
@@ -174,7 +173,7 @@ class BatchedEvalRunner(RunnerCore):
         self._pending.standing_note = simulator.note
         self._layout = self._layout_of(simulator)
         check_condition_keys(self.settings.evaluation.conditions, simulator.condition_keys)
-        if not simulator.trusted:
+        if not (simulator.trusted or self._in_blocks):
             self._try_out(simulator)
         return simulator.observation_space, simulator.action_space
 
@@ -190,7 +189,7 @@ class BatchedEvalRunner(RunnerCore):
         """
         plan = EpisodePlan(simulator.num_envs, seed=1, conditions=self.settings.evaluation.conditions)
         try:
-            if note := self._trial(simulator, [plan[slot] for slot in range(len(plan))]):
+            if note := try_out(simulator, [plan[slot] for slot in range(len(plan))]):
                 self._pending.standing_note = "; ".join(filter(None, (simulator.note, note)))
         except UsageError:
             self._simulator.close()
@@ -198,9 +197,6 @@ class BatchedEvalRunner(RunnerCore):
         except survivable() as error:
             self._pending.note(f"the trial of the simulator raised {summary_of(error)}")
             self._simulator.reject()
-
-    def _trial(self, simulator: BatchSimulator, specs: Sequence[EpisodeSpec]) -> str:
-        return try_out(simulator, specs)
 
     def _close(self, simulator: BatchSimulator) -> None:
         self._watched = None
