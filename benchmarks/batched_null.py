@@ -75,7 +75,7 @@ def _micros(slots: int, limit: int | None, budget_s: float) -> float:
     policy = partial(stay, np.zeros(slots, np.int64))
     made = EvalConfig().environment(Null).policy(policy).runners(runner="batched", num_envs_per_runner=slots)
     runner = BatchedEvalRunner(made.evaluation(max_episode_steps=limit).build(), 0)
-    leases = (Lease(index, index, 1, 0) for index in itertools.count())
+    leases = (Lease(EpisodeSpec(index, index), 1) for index in itertools.count())
     try:
         runner.run(
             list(itertools.islice(leases, 2 * slots)), 0.0

@@ -69,7 +69,7 @@ def _ours(slots: int, episodes: int) -> tuple[float, float]:
     made = EvalConfig().environment(Uneven).policy(act).runners(runner="subprocess", num_envs_per_runner=slots)
     settings = made.evaluation(num_episodes=episodes + slots).build()
     plan = settings.plan()
-    leases = [Lease(index, plan[index].seed, 1, 0) for index in range(episodes + slots)]
+    leases = [Lease(plan[index], 1) for index in range(episodes + slots)]
     runner = SubprocessEvalRunner(settings, 0)
     try:
         _play(runner, leases[episodes:])  # The processes are up.

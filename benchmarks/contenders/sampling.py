@@ -122,7 +122,7 @@ def _play(runner: Any, episodes: int) -> int:
     from rl_eval.records.episode import Lease
 
     plan = runner.settings.plan()
-    reports = [runner.run([Lease(index, plan[index].seed, 1, 0) for index in range(episodes)])]
+    reports = [runner.run([Lease(plan[index], 1) for index in range(episodes)])]
     while sum(len(report.rows) for report in reports) < episodes:
         reports.append(runner.run())
     frames = sum(report.env_steps for report in reports)

@@ -18,6 +18,7 @@ from rl_eval.policies import adapt_policy
 from rl_eval.policies.inference.inference import RowInference
 from rl_eval.policies.inference.probe import BLOCK
 from rl_eval.policies.live import configured_weights
+from rl_eval.records.episode import Lease
 from rl_eval.results.source_code import package_version
 from rl_eval.runners.core import RunnerCore
 from rl_eval.scheduling.plan import EpisodePlan
@@ -222,10 +223,10 @@ def _act(settings: EvalSettings, runner: RunnerCore) -> Iterator[Finding]:
     """Run two episodes for about a second; yield warnings and problems. The runner also runs its probe."""
     plan = EpisodePlan(_EPISODES, settings.evaluation.seed, conditions=settings.evaluation.conditions)
     most = settings.fault_tolerance.max_attempts_per_episode
-    leases = [plan[index].lease(1) for index in range(_EPISODES)]
+    leases = [Lease(plan[index], 1) for index in range(_EPISODES)]
     for _ in range(_CALLS):
         faults = runner.run(leases, _CALL_S).faults
-        leases = [plan[one.index].lease(one.attempt + 1) for one in faults if one.attempt < most]
+        leases = [Lease(plan[one.index], one.attempt + 1) for one in faults if one.attempt < most]
         for fault in faults:
             text, subject = f"{fault.error_type}: {fault.message}", "attempt of an episode with the policy's actions"
             if fault.cause == "policy":

@@ -135,7 +135,7 @@ class _Examination:
         self._attempts = settings.fault_tolerance.max_attempts_per_episode
         self._watches: list[_Watch] = []
         plan = EpisodePlan(_EPISODES, settings.evaluation.seed, conditions=settings.evaluation.conditions)
-        self._leases = [plan[index].lease(1)._replace(traced=True) for index in range(_EPISODES)]
+        self._leases = [Lease(plan[index], 1).with_how(traced=True) for index in range(_EPISODES)]
         self._reports: list[RunReport] = []
         """Reports of completed episodes."""
         self._failures: list[str] = []
@@ -305,7 +305,8 @@ class _Examination:
         rows = [] if conditions is None else [Condition(*one) for one in conditions.rows.items()][:_CONDITIONS]
         if not rows:
             return
-        leases = [self._leases[0]._replace(condition=row) for row in rows]
+        first = self._leases[0]
+        leases = [first._replace(spec=first.spec._replace(condition=row)) for row in rows]
         runner = self._new_runner()[0]
         starts = {int(self._play(runner, lease)[0]["observation"][0]) for lease in leases}
         if len(starts) == 1 < len(rows):

@@ -32,6 +32,7 @@ from rl_eval.records.determinism import UNFINISHED, Determinism, FirstDifference
 from rl_eval.records.episode import EpisodeTable, Lease, RunReport, different_columns, outcomes_of
 from rl_eval.records.guarantee import guarantee_of
 from rl_eval.runners.again import Neighbourhoods, in_neighbourhoods
+from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.supervision.flight_recorder import CrashReport
 
 Share = float | Literal["auto"]
@@ -96,7 +97,7 @@ class DeterminismSample(Aspect):
 
     def granted(self, leases: tuple[Lease, ...]) -> tuple[Lease, ...]:
         """Mark the leases of the first few candidates, so that runners trace these episodes."""
-        return tuple([lease._replace(traced=True) if lease.index in self._traced else lease for lease in leases])
+        return tuple([lease.with_how(traced=True) if lease.index in self._traced else lease for lease in leases])
 
     def counted(self, report: RunReport, indices: set[int]) -> None:
         """Store the traces of candidates, and the shortest construction time of an environment."""
@@ -274,6 +275,7 @@ class Reruns:
     """Distributes episodes that run again to runners, and compares the reports with the first runs.
 
     Args:
+        plan: Plan of the evaluation.
         origins: First runs of these episodes, by index.
         num_runners: Configured number of runners.
         used: Episodes that run in used environments, first of all, before environments are closed. The history of a
@@ -286,6 +288,7 @@ class Reruns:
 
     def __init__(
         self,
+        plan: EpisodePlan,
         origins: Mapping[int, Origin],
         num_runners: int,
         used: Collection[int] = (),
@@ -294,6 +297,7 @@ class Reruns:
         block: int = 0,
         steps: int = 0,
     ) -> None:
+        self._plan = plan
         self._num_runners = num_runners
         self._used = used
         self._why = remark
@@ -346,12 +350,12 @@ class Reruns:
         return tuple(self.lease(index, runner) for index in taken)
 
     def lease(self, index: int, runner: int) -> Lease:
-        """Return a lease to run an episode again, without its place in the plan."""
-        row, traced = self.origins[index].row[0], self.origins[index].trace is not None
+        """Return a lease to run an episode or a block again."""
+        fresh, traced = index not in self._used, self.origins[index].trace is not None
+        block = tuple(self._plan[at] for at in range(len(self._plan))[index : index + self._block])
         # With the attempt number of the record: earlier attempts failed, and are not part of the recorded episode.
-        fresh = index not in self._used
-        lease = Lease(index, int(row["seed"]), int(row["attempts"]), runner, fresh=fresh, traced=traced)
-        return lease._replace(again=True, steps=self._steps)
+        lease = Lease(self._plan[index], int(self.origins[index].row["attempts"][0]), runner)
+        return lease.with_how(fresh=fresh, traced=traced, again=True, block=block, steps=self._steps)
 
     def reported(self, runner: int, position: int, report: RunReport) -> None:
         """Compare the finished episodes of a runner with their first runs."""
@@ -483,7 +487,7 @@ class DeterminismCheck(Phase):
     def __init__(self, outcome: EvalOutcome, sample: DeterminismSample) -> None:
         super().__init__(outcome)
         self._sample = sample
-        self._reruns = Reruns({}, 0, remark=UNFINISHED.remark)
+        self._reruns = Reruns(outcome.plan, {}, 0, remark=UNFINISHED.remark)
         self._seeking: bool | None = None
         """Whether a runner runs an episode in different neighbourhoods; None before that."""
         self._remedy: Remedy = ""
@@ -497,7 +501,9 @@ class DeterminismCheck(Phase):
         choice = self._sample.choose(run_seconds, max(1, len(self.pool.ready())))
         keys = outcome.store.table.info_keys
         block, runners = settings.runners.block_size, settings.runners.num_runners
-        self._reruns = Reruns(choice.origins, runners, choice.used, choice.remark, keys, block, choice.steps)
+        self._reruns = Reruns(
+            outcome.plan, choice.origins, runners, choice.used, choice.remark, keys, block, choice.steps
+        )
         self._patience_s = max(_LEAST_PATIENCE_S, _PATIENCE * choice.seconds)
         self._ends = now + self._patience_s
         self._earlier_loss = self.pool.last_loss
@@ -541,9 +547,7 @@ class DeterminismCheck(Phase):
         if not environment or not others or settings.runners.steps_all_slots or self._reruns.lacks_new:
             return
         other = max(others, key=lambda index: int(self._reruns.origins[index].row["length"][0]))
-        lease, beside = (
-            self._placed(self._reruns.lease(index, member.incarnation)) for index in (found.mismatched[0], other)
-        )
+        lease, beside = (self._reruns.lease(index, member.incarnation) for index in (found.mismatched[0], other))
         renewing = settings.environment.env_reuse == "episode"
         self._seeking = True
         function = partial(in_neighbourhoods, lease=lease, other=beside, renewing=renewing)
@@ -595,18 +599,6 @@ class DeterminismCheck(Phase):
         self._reruns.stop(reason)
         self._outcome.store.determinism = replace(self._reruns.result, remedy=self._remedy)
 
-    def _placed(self, lease: Lease) -> Lease:
-        """Add the place of an episode in the plan to its lease."""
-        plan, index = self._outcome.plan, lease.index
-        size = self._outcome.settings.runners.block_size
-        block = plan.seeds[index : index + size].tolist() if size else ()
-        return lease._replace(
-            block=tuple(block),
-            seating=plan.seating(index),
-            condition=plan.condition(index),
-            first_index=plan.first_index,
-        )
-
     def _pump_all(self, now: float) -> None:
         """Keep two calls in flight on each runner with episodes. New episodes are sent with the next call."""
         members, lanes = self.pool.ready(), self._outcome.settings.runners.lanes
@@ -615,7 +607,7 @@ class DeterminismCheck(Phase):
             runner = member.incarnation
             leases: tuple[Lease, ...] = ()
             if member.in_flight(self.tag) < CALLS_IN_FLIGHT:
-                leases = tuple(map(self._placed, self._reruns.take(runner, member.index, lanes, positions)))
+                leases = self._reruns.take(runner, member.index, lanes, positions)
             while member.in_flight(self.tag) < CALLS_IN_FLIGHT and self._reruns.holds(runner):
                 self.pool.call(member, Run(leases, self.pool.slice_s), tag=self.tag, now=now)
                 leases = ()

@@ -132,7 +132,7 @@ def lease_of(result: EvalResult, index: int) -> Lease:
     if result.guarantee == "layout":
         problem = f"episode {index} cannot run alone: it depends on the other episodes of its block (runners.block)"
         raise UsageError(problem, key="runners.block", episode=index, fix="Evaluate again with the same settings.")
-    return result.plan[index].lease(recorded.attempts)
+    return Lease(result.plan[index], recorded.attempts)
 
 
 class Spectator:

@@ -33,7 +33,7 @@ from rl_eval.execution.group import EvalRunnerGroup
 from rl_eval.execution.jobs import FollowUp
 from rl_eval.recording.replay import Replay, Spectator, compared, lease_of, rebuilt_runner
 from rl_eval.recording.video_selection import VideoSettings, check_encoder, select_episodes, video_name
-from rl_eval.records.episode import EpisodeSpec, Outcome, different_columns, outcomes_of
+from rl_eval.records.episode import EpisodeSpec, Lease, Outcome, different_columns, outcomes_of
 from rl_eval.results.loading import load
 from rl_eval.results.result import EvalResult
 from rl_eval.runners import EvalRunner, Runner
@@ -362,7 +362,7 @@ def record_episode(
         file = Path(folder, "video.mp4")
         metadata = getattr(camera.env, "metadata", None) or {}
         rate = fps or float(metadata.get("render_fps") or _DEFAULT_FPS)
-        lease = spec.lease(int(row["attempts"]))
+        lease = Lease(spec, int(row["attempts"]))
         with camera.writing(Encoder(file, rate)) as encoder:
             again = next(run_again(sibling, [lease])).rows
         outcomes = (outcomes_of(one, np.zeros((1, 0)), ()) for one in (recorded, again))

@@ -91,55 +91,53 @@ class EpisodeSpec(NamedTuple):
             return {"seed": self.seed}
         return {"seed": self.seed, "options": copy.deepcopy({**self.condition.values})}
 
-    def lease(self, attempt: int, runner: int = 0) -> Lease:
-        """Return a lease for one attempt of the episode."""
-        return Lease(
-            self.index,
-            self.seed,
-            attempt,
-            runner,
-            seating=self.seating,
-            condition=self.condition,
-            first_index=self.first_index,
-        )
-
-
-class Lease(NamedTuple):
-    """Permission for one runner to run one attempt of one episode.
-
-    ``attempt`` is the number of the attempt, from 1; earlier attempts are used up. ``runner`` is the number of the
-    runner with the lease; a runner that replaces it has another number. ``fresh`` requests a new environment,
-    ``again`` an episode without observers, because it runs to be compared, and ``traced`` a trace in the report.
-    ``seating``, ``condition`` and ``first_index`` are those of the episode's spec.
-    ``steps`` ends a block that runs again after this number of steps; 0 runs the whole block.
-    ``alone`` requests a new simulator for this episode only, so that no other episode can cause a fault. ``block``
-    contains the seeds of the consecutive episodes that run together, including this episode. It is empty for an
-    episode that runs separately.
-    """
-
-    index: int  # type: ignore[assignment]
-    seed: int
-    attempt: int
-    runner: int
-    fresh: bool = False
-    traced: bool = False
-    seating: tuple[str, ...] | None = None
-    block: tuple[int, ...] = ()
-    alone: bool = False
-    condition: Condition | None = None
-    first_index: int = 0
-    again: bool = False
-    steps: int = 0
-
-    @property
-    def spec(self) -> EpisodeSpec:
-        """Line of the plan for the episode."""
-        return EpisodeSpec(self.index, self.seed, self.seating, self.condition, self.first_index)
-
     @property
     def condition_id(self) -> str | None:
         """Id of the condition; None without conditions."""
         return None if self.condition is None else self.condition.id
+
+
+class How(NamedTuple):
+    """Way in which a runner runs an episode."""
+
+    fresh: bool = False
+    """Whether the episode runs in a new environment."""
+    alone: bool = False
+    """Whether the episode runs in a new simulator of its own, so that no other episode can cause a fault."""
+    traced: bool = False
+    """Whether the report contains a trace of the episode."""
+    again: bool = False
+    """Whether the episode runs to be compared, and so without observers."""
+    block: tuple[EpisodeSpec, ...] = ()
+    """Consecutive episodes that run together, including this one; empty for an episode that runs separately."""
+    steps: int = 0
+    """Number of steps after which a block that runs again ends; 0 to run the whole block."""
+
+
+class Lease(NamedTuple):
+    """Permission for one runner to run one attempt of one episode."""
+
+    spec: EpisodeSpec
+    """The episode; the first one of a block."""
+    attempt: int
+    """Number of the attempt, from 1; earlier attempts are used up."""
+    runner: int = 0
+    """Number of the runner with the lease; a runner that replaces it has another number."""
+    how: How = How()
+
+    @property
+    def index(self) -> int:  # type: ignore[override]  # Without it, the name would mean tuple.index.
+        """Index of the episode."""
+        return self.spec.index
+
+    @property
+    def seed(self) -> int:
+        """Seed of the episode."""
+        return self.spec.seed
+
+    def with_how(self, **how: Any) -> Lease:
+        """Return a lease for the same attempt with other values of :attr:`how`."""
+        return self._replace(how=self.how._replace(**how))
 
 
 Phase = Literal["construct", "reset", "step", "act", "close", "run"]

@@ -46,8 +46,8 @@ def run_again(runner: Runner, leases: Iterable[Lease], at_once: int = 1) -> Iter
             reports[index] = replace(report, rows=report.rows[part], infos=report.infos[part], faults=())
         for fault in report.faults:
             place, lease = next((place, one) for place, one in enumerate(held) if one.index == fault.index)
-            if not (fault.charged or lease.alone):
-                held[place] = lease._replace(alone=True)
+            if not (fault.charged or lease.how.alone):
+                held[place] = lease.with_how(alone=True)
                 again.append(held[place])
                 continue
             row = failed_row(fault.index, fault.seed, fault.attempt, report.weights_version)
@@ -84,9 +84,9 @@ def in_neighbourhoods(runner: Runner, lease: Lease, other: Lease, *, renewing: b
         other: Another episode.
         renewing: Whether each episode gets a new environment.
     """
-    lease, other = (one._replace(again=True, traced=True, fresh=True) for one in (lease, other))
+    lease, other = (one.with_how(again=True, traced=True, fresh=True) for one in (lease, other))
     states = generator_states()
     (new,) = run_again(runner, [lease])
-    _, used = run_again(runner, [one._replace(fresh=renewing) for one in (other, lease)])
+    _, used = run_again(runner, [one.with_how(fresh=renewing) for one in (other, lease)])
     before, beside = run_again(runner, [other, lease], 2)
     return Neighbourhoods(new, used, beside, before, bool(changes(states, generator_states())))

@@ -22,13 +22,10 @@ from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import EnvError
 from rl_eval.records.episode import (
     PROGRESS,
-    EpisodeRecord,
     FaultCause,
     Phase,
     RunReport,
-    Truncation,
     first_seen,
-    record_of,
 )
 from rl_eval.runners.core import RunnerCore
 from rl_eval.runners.environment import (
@@ -142,7 +139,6 @@ class EvalRunner(RunnerCore):
     def _begin(self, lane: Lane) -> bool:
         """Try to start the next queued attempt in a free lane; return whether the attempt started."""
         lane.lease = self._queue.popleft()
-        lane.attempt = lane.lease.attempt
         return self._try_env_reset(lane)
 
     @staticmethod
@@ -163,23 +159,23 @@ class EvalRunner(RunnerCore):
         assert lane.lease is not None
         if lane.stale:
             self._close(lane)
-        if lane.lease.fresh and self._uses_indices:
+        if lane.lease.how.fresh and self._uses_indices:
             self._close(lane)
-        elif lane.lease.fresh:
+        elif lane.lease.how.fresh:
             lane.set_aside()
         lane.begin(self._inference_clock)
-        self._recorder.begin(lane.index, lane.lease.index, lane.lease.seed, lane.attempt)
+        self._recorder.begin(lane.index, lane.lease.index, lane.lease.seed, lane.lease.attempt)
         phase: Phase = "construct"
         try:
             if lane.env is None:
                 self._recorder.enter(CONSTRUCT, lane.index)
                 lane.attach(self._construct(lane.index))
-            if lane.lease.traced:
+            if lane.lease.how.traced:
                 lane.start_trace(self._inference.observations.content)
             phase, reset_started = "reset", perf_counter()
             self._recorder.enter(RESET, lane.index)
             if lane.begin_episode is not None:
-                lane.begin_episode(lane.lease.spec.position, lane.lease.seed, lane.attempt)
+                lane.begin_episode(lane.lease.spec.position, lane.lease.seed, lane.lease.attempt)
             observation = read_reset(lane.reset(**lane.lease.spec.reset_arguments))
             self._write_observation(lane.index, observation)
         except survivable() as error:
@@ -189,7 +185,7 @@ class EvalRunner(RunnerCore):
         self._pending.reset_seconds += lane.reset_seconds
         self._inference.begin(lane.index, lane.lease.seed)
         if lane.observed is not None:
-            lane.observed.start(lane.lease.spec, lane.attempt, observation)
+            lane.observed.start(lane.lease.spec, lane.lease.attempt, observation)
         return True
 
     def _try_env_step(self, lane: Lane, action: Any) -> bool:
@@ -243,19 +239,13 @@ class EvalRunner(RunnerCore):
                 episode=lane.lease.index if lane.lease else None,
                 runner=self.runner_index,
             )
-        if not self._discounting:
-            lane.discounted_return = lane.episode_return
         lane.step_seconds += perf_counter() - self._turn_started
-        cut = Truncation.ENVIRONMENT if truncated else Truncation.NONE
-        if not (terminated or truncated):
-            cut = Truncation.MAX_EPISODE_STEPS
-        self._write_row(lane, terminated, cut)
+        self._write_row(lane, terminated, truncated)
 
     def _fault(self, lane: Lane, cause: FaultCause, phase: Phase, error: BaseException) -> None:
         """Record a fault and end the attempt. The group decides where the episode runs again."""
         assert lane.lease is not None
-        lease = lane.lease._replace(attempt=lane.attempt)
-        self._add_fault(lease, (cause, phase, lane.length), error, perf_counter() - lane.started)
+        self._add_fault(lane.lease, (cause, phase, lane.length), error, perf_counter() - lane.started)
         self._pending.count(lane.length, lane.step_seconds)
         lane.stale = lane.stale or cause != "policy"
         self._free(lane)
@@ -281,28 +271,31 @@ class EvalRunner(RunnerCore):
             self._fault(lane, "env", "step" if lane.length else "reset", EnvError(text, key="observation"))
         observations.look_outside(live)
 
-    def _write_row(self, lane: Lane, terminated: bool, cut: Truncation) -> None:
+    def _write_row(self, lane: Lane, terminated: bool, truncated: bool) -> None:
         assert lane.lease is not None
         pending = self._pending
         if lane.trace is not None:
             pending.traces[lane.lease.index] = lane.trace.trace
-        row = lane.row(terminated, cut, self.runner_index, self._weights_version, self._inference_clock)
+        row = self._row(
+            lane.lease,
+            (lane.episode_return, lane.discounted_return, lane.length),
+            (terminated, truncated),
+            (lane.success_once, lane.success_at_end),
+            (lane.reset_seconds, lane.step_seconds, self._inference_clock - lane.inference_started),
+        )
         pending.rows.append(row)
         pending.infos.append(lane.info)
         pending.count(lane.length, lane.step_seconds)
         if lane.observed is not None:
-            pending.keep(lane.lease.index, lane.observed.complete(row, partial(self._record, lane, row)))
+            pending.keep(
+                lane.lease.index, lane.observed.complete(row, partial(self._record, lane.lease, row, lane.info))
+            )
         self._lifetime["episodes"] += 1
         self._free(lane)
 
-    def _record(self, lane: Lane, row: tuple[Any, ...]) -> EpisodeRecord:
-        assert lane.lease is not None
-        infos = dict(zip(self._pending.info_keys, lane.info, strict=True))
-        return record_of(row, infos, condition=lane.lease.condition_id)
-
     def _free(self, lane: Lane) -> None:
         assert lane.lease is not None
-        lane.stale = lane.stale or self._renewing or lane.lease.fresh
+        lane.stale = lane.stale or self._renewing or lane.lease.how.fresh
         if lane.trace is not None:
             lane.end_trace()
         if lane.observed is not None:

@@ -24,7 +24,17 @@ from rl_eval.policies import adapt_policy, has_random_weights
 from rl_eval.policies.inference.inference import RowInference
 from rl_eval.policies.inference.protocol import Inference
 from rl_eval.protocols import Policy
-from rl_eval.records.episode import Fault, FaultCause, Lease, Phase, RunReport
+from rl_eval.records.episode import (
+    EpisodeRecord,
+    Fault,
+    FaultCause,
+    Lease,
+    Outcome,
+    Phase,
+    RunReport,
+    Truncation,
+    record_of,
+)
 from rl_eval.records.generators import GeneratorSensor
 from rl_eval.runners.environment import ValueReader, import_env
 from rl_eval.runners.lane import PendingReport
@@ -305,6 +315,40 @@ class RunnerCore(abc.ABC):
         self._pending.returned += [lease.index for lease in self._queue]
         self._queue.clear()
         self._drop_live()
+
+    def _row(
+        self,
+        lease: Lease,
+        sums: tuple[float, float, int],
+        ended: tuple[bool, bool],
+        success: tuple[int, int],
+        seconds: tuple[float, float, float],
+    ) -> tuple[Any, ...]:
+        """Return the row of a completed attempt, in the order of :data:`~rl_eval.records.episode.COLUMNS`.
+
+        Building a tuple is faster than building a NumPy record.
+
+        Args:
+            lease: The lease of the attempt.
+            sums: Return, discounted return and number of steps. Without a discount, the second is not read.
+            ended: Whether the environment reached a terminal state, and whether it cut the episode short.
+            success: Success at any step and at the last report: 1 or 0; -1 without a report.
+            seconds: Seconds inside ``reset``, inside ``step`` and in the policy.
+        """
+        (total, discounted, length), (terminated, truncated) = sums, ended
+        cut = Truncation.ENVIRONMENT if truncated else Truncation.NONE
+        if not (terminated or truncated):
+            cut = Truncation.MAX_EPISODE_STEPS
+        return (
+            *(lease.spec.index, lease.spec.seed, total, discounted if self._discounting else total, length),
+            *(terminated, bool(cut), cut, *success, Outcome.COMPLETED, lease.attempt),
+            *(self.runner_index, self._weights_version, *seconds),
+        )
+
+    def _record(self, lease: Lease, row: tuple[Any, ...], info: Sequence[float]) -> EpisodeRecord:
+        """Return the record of a completed attempt, for observers."""
+        named = dict(zip(self._pending.info_keys, info, strict=True))
+        return record_of(row, named, condition=lease.spec.condition_id)
 
     def _add_fault(
         self,

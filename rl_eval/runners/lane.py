@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, final
 
 import gymnasium as gym
 import numpy as np
@@ -16,13 +16,10 @@ import numpy.typing as npt
 
 from rl_eval.records.determinism import TraceRecorder
 from rl_eval.records.episode import (
-    COLUMNS,
     ROW,
     Fault,
     Lease,
-    Outcome,
     RunReport,
-    Truncation,
     without_place,
 )
 from rl_eval.records.generators import GeneratorSensor
@@ -63,7 +60,6 @@ class Lane:
     """The lane's usual environment, set aside while an episode runs in a new environment; otherwise None."""
     trace: TraceRecorder | None = None
     lease: Lease | None = None
-    attempt: int = 0
     length: int = 0
     episode_return: float = 0.0
     discounted_return: float = 0.0
@@ -101,12 +97,12 @@ class Lane:
 
     def watch(self) -> None:
         """Build the observers of the environment."""
-        fresh = self.lease is not None and self.lease.fresh
+        fresh = self.lease is not None and self.lease.how.fresh
         self.observers = None if fresh or self.env is None else self.observe(self.index, self.env)
         self._choose_observers()
 
     def _choose_observers(self) -> None:
-        self.observed = None if self.lease is not None and self.lease.again else self.observers
+        self.observed = None if self.lease is not None and self.lease.how.again else self.observers
 
     def set_aside(self) -> None:
         """Keep the environment for later attempts: some environments take long to build, or can be built only once."""
@@ -158,44 +154,7 @@ class Lane:
     def progress(self) -> tuple[int, int, int]:
         """Return the progress of the attempt, in the order of :data:`~rl_eval.records.episode.PROGRESS`."""
         assert self.lease is not None
-        return self.lease.index, self.attempt, self.length
-
-    def row(
-        self, terminated: bool, cut: Truncation, runner: int, version: int, inference_clock: float
-    ) -> tuple[float, ...]:
-        """Return the completed attempt as a tuple, in the order of :data:`_MEASURED`.
-
-        Building a tuple is faster than building a NumPy record.
-        """
-        assert self.lease is not None
-        return (
-            self.lease.index,
-            self.lease.seed,
-            self.episode_return,
-            self.discounted_return,
-            self.length,
-            terminated,
-            bool(cut),
-            cut,
-            self.success_once,
-            self.success_at_end,
-            Outcome.COMPLETED,
-            self.attempt,
-            runner,
-            version,
-            self.reset_seconds,
-            self.step_seconds,
-            inference_clock - self.inference_started,
-        )
-
-
-_MEASURED: Final = (
-    *("index", "seed", "episode_return", "discounted_return", "length", "terminated", "truncated", "truncated_by"),
-    *("success_once", "success_at_end", "outcome", "attempts", "runner", "weights_version"),
-    *("reset_seconds", "step_seconds", "inference_seconds"),
-)
-"""Columns of a completed attempt, as :meth:`Lane.row` returns them."""
-_MEASURED_ROW: Final = np.dtype([(name, ROW[name]) for name in _MEASURED])
+        return self.lease.index, self.lease.attempt, self.length
 
 
 @final
@@ -284,7 +243,7 @@ class PendingReport:
         if self._metrics:
             write_metrics(self._metrics, self.rows, self.info_keys, infos, self.note)
         report = RunReport(
-            rows=_rows_of(self.rows),
+            rows=np.array(self.rows, ROW),
             infos=infos,
             faults=tuple(self.faults),
             progress=live,
@@ -306,11 +265,3 @@ class PendingReport:
         self._under_way = under_way
         self._begin()
         return report
-
-
-def _rows_of(measured: list[tuple[Any, ...]]) -> npt.NDArray[np.void]:
-    """Return tuples of :meth:`Lane.row` as an array of :data:`ROW`, shape (n,)."""
-    given, rows = np.array(measured, _MEASURED_ROW), np.empty(len(measured), ROW)
-    for name in COLUMNS:
-        rows[name] = given[name]
-    return rows

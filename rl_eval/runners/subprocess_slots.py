@@ -99,9 +99,8 @@ class SubprocessEvalRunner(EvalRunner):
     def _begin(self, lane: Lane) -> bool:
         """Send the reset of the next queued attempt. The attempt starts when the reply comes."""
         lane.lease = self._queue.popleft()
-        lane.attempt = lane.lease.attempt
         lane.begin(self._inference_clock)
-        if lane.stale or lane.lease.fresh:  # The process never has two environments.
+        if lane.stale or lane.lease.how.fresh:  # The process never has two environments.
             self._close(lane)
         env: Any = lane.env
         if env is None:
@@ -257,7 +256,7 @@ class SubprocessEvalRunner(EvalRunner):
             env = self._numbered(lane_index)
             env.build()
         elif env.reply.phase == "construct":
-            if (lease := self._lanes[lane_index].lease) is not None and lease.fresh:
+            if (lease := self._lanes[lane_index].lease) is not None and lease.how.fresh:
                 self._slots[lane_index].kill()  # A new process may be able to build the next environment.
             value_of(env.reply)
         return env  # type: ignore[no-any-return]

@@ -12,30 +12,25 @@ from dataclasses import replace
 from typing import final
 
 import numpy as np
-import numpy.typing as npt
 from typing_extensions import assert_never, override
 
-from rl_eval.records.episode import Lease
+from rl_eval.records.episode import EpisodeSpec, Lease
 from rl_eval.scheduling import events
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.scheduling.schedule import Schedule
 
 
 class _BlockPlan:
-    """Plan whose episodes are blocks; the seed of a block is the seed of its first episode."""
+    """Plan whose episodes are blocks; the spec of a block is the spec of its first episode."""
 
     def __init__(self, plan: EpisodePlan, size: int) -> None:
-        self.seeds: npt.NDArray[np.int64] = plan.seeds[::size]
-        self.first_index = plan.first_index
+        self._plan, self._firsts = plan, range(0, len(plan), size)
 
     def __len__(self) -> int:
-        return len(self.seeds)
+        return len(self._firsts)
 
-    def seating(self, index: int) -> None:
-        """Return None, because the episodes of a block have one agent."""
-
-    def condition(self, index: int) -> None:
-        """Return None, because a block starts with one reset for all its episodes."""
+    def __getitem__(self, block: int) -> EpisodeSpec:
+        return self._plan[self._firsts[block]]
 
 
 @final
@@ -147,13 +142,11 @@ class BlockSchedule(Schedule):
                     yield events.Exclude(runner, failures, pairs)
                 case events.GiveUp(block, _, attempts):
                     for index in self._indices(block):
-                        yield events.GiveUp(index, int(self._episodes.seeds[index]), attempts)
+                        yield events.GiveUp(index, self._episodes[index].seed, attempts)
                 case events.Abort():
                     yield command
                 case _:
                     assert_never(command)
 
     def _block_lease(self, lease: Lease) -> Lease:
-        indices = self._indices(lease.index)
-        seeds = self._episodes.seeds[indices.start : indices.stop].tolist()
-        return lease._replace(index=indices.start, block=tuple(seeds))
+        return lease.with_how(block=tuple(self._episodes[index] for index in self._indices(lease.index // self._size)))

@@ -36,7 +36,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from typing_extensions import assert_never
 
-from rl_eval.records.episode import Lease
+from rl_eval.records.episode import How, Lease
 from rl_eval.scheduling.events import (
     Abort,
     Audit,
@@ -297,7 +297,7 @@ class Schedule:
         attempts = self._attempts[index]
         self._settle([index])
         self._given_up.add(index)
-        return GiveUp(index, int(self._plan.seeds[index]), attempts)
+        return GiveUp(index, self._plan[index].seed, attempts)
 
     def _give_up_spent(self) -> list[Command]:
         """Give up episodes that had no attempt left when the run was resumed."""
@@ -407,15 +407,8 @@ class Schedule:
         self._holder.update(dict.fromkeys(indices, runner))
         self._runners[runner].held.update(dict.fromkeys(indices))
         self._runners.note(runner)
-        seeds, attempts, plan = self._plan.seeds[indices].tolist(), self._attempts, self._plan
-        alone = len(indices) == 1 and self._isolation.alone(indices[0])
-        leases = [
-            Lease(
-                *(index, seed, attempts.get(index, 0) + 1, runner, False, False),
-                *(plan.seating(index), (), alone, plan.condition(index), plan.first_index),
-            )
-            for index, seed in zip(indices, seeds, strict=True)
-        ]
+        how = How(alone=len(indices) == 1 and self._isolation.alone(indices[0]))
+        leases = [Lease(self._plan[index], self._attempts.get(index, 0) + 1, runner, how) for index in indices]
         return Grant(runner, tuple(leases))
 
     def _rebalance(self) -> list[Command]:

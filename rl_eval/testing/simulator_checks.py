@@ -68,7 +68,7 @@ def measure(settings: EvalSettings) -> Measured:
         EnvError: An attempt failed.
     """
     plan = EpisodePlan(EPISODES, settings.evaluation.seed, conditions=settings.evaluation.conditions)
-    leases = [plan[index].lease(1)._replace(traced=True) for index in range(EPISODES)]
+    leases = [Lease(plan[index], 1).with_how(traced=True) for index in range(EPISODES)]
     firsts: dict[int, RunReport] = {}
     episode = start = ""
     for width, order in [*((width, leases) for width in widths_of(settings)), (WIDTHS[-1], leases[::-1])]:
@@ -92,7 +92,7 @@ def block_difference(settings: EvalSettings) -> FirstDifference | None:
         EnvError: An attempt failed.
     """
     plan = EpisodePlan(settings.runners.block_size, settings.evaluation.seed)
-    lease = Lease(0, plan[0].seed, 1, 0, block=tuple(plan.seeds.tolist()), traced=True)
+    lease = Lease(plan[0], 1).with_how(block=tuple(plan[index] for index in range(len(plan))), traced=True)
     first, again = _played(settings, settings.runners.lanes, [lease])
     return first_difference(0, first.traces[0], again.traces[0])
 

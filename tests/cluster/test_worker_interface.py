@@ -54,7 +54,7 @@ def test_a_runner_can_be_driven_by_hand_as_an_actor(ray_cluster: None) -> None:
     """With the resources asked for; its rows are those of one in this process."""
     settings = config().runners(num_runners=0).evaluation(num_episodes=3).build()
     plan = settings.plan()
-    leases = [Lease(index, plan[index].seed, 1, 0) for index in range(3)]
+    leases = [Lease(plan[index], 1) for index in range(3)]
     actor = as_remote(VectorEvalRunner, num_cpus=0.5, memory=2**20).remote(settings, 0)
     local = VectorEvalRunner(settings, 0)
     rows = []

@@ -86,6 +86,10 @@ class TestSingleAgent(Recurrent):
 # ------------------------------------------------------------------------------ broken runners
 
 
+def reseeded(lease: Lease, seed: int) -> Lease:
+    return lease._replace(spec=lease.spec._replace(seed=seed))
+
+
 class Textbook(EvalRunner):
     """A runner of its own, with one lane, to break."""
 
@@ -144,7 +148,7 @@ class OwnSeeds(Textbook):
     """Resets with other seeds than the leases', and hides it."""
 
     def _accept(self, leases: Any, reclaim: Any, abort: bool) -> None:
-        super()._accept([lease._replace(seed=lease.index) for lease in leases], reclaim, abort)
+        super()._accept([reseeded(lease, lease.index) for lease in leases], reclaim, abort)
 
     def _report(self) -> RunReport:
         report = super()._report()
@@ -162,7 +166,7 @@ class NewSeedPerAttempt(Textbook):
 
     def _begin(self, lane: Any) -> bool:
         lease = self._queue.popleft()
-        self._queue.appendleft(lease._replace(seed=lease.seed + lease.attempt - 1))
+        self._queue.appendleft(reseeded(lease, lease.seed + lease.attempt - 1))
         return super()._begin(lane)
 
 
@@ -259,7 +263,7 @@ class CountsItsSlots(Textbook):
     """Has other episodes where it has more slots."""
 
     def _accept(self, leases: Any, reclaim: Any, abort: bool) -> None:
-        shifted = [lease._replace(seed=lease.seed + len(self._lanes) - 1) for lease in leases]
+        shifted = [reseeded(lease, lease.seed + len(self._lanes) - 1) for lease in leases]
         super()._accept(shifted, reclaim, abort)
 
 
@@ -353,7 +357,7 @@ class ShowsReruns(Textbook):
     """Observes the determinism check as well."""
 
     def _accept(self, leases: Any, reclaim: Any, abort: bool) -> None:
-        super()._accept([lease._replace(again=False) for lease in leases], reclaim, abort)
+        super()._accept([lease.with_how(again=False) for lease in leases], reclaim, abort)
 
 
 BROKEN: dict[type[EvalRunner], str] = {

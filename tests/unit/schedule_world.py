@@ -352,7 +352,7 @@ class Referee:
         if len(indices) == 1:
             self.group_size[indices[0]] = 1
         for lease in grant.leases:
-            assert lease.alone == (len(indices) == 1 and self.group_size[lease.index] == 1), "alone, or not"
+            assert lease.how.alone == (len(indices) == 1 and self.group_size[lease.index] == 1), "alone, or not"
             self._check_lease(lease, grant.runner)
 
     def _check_lease(self, lease: Lease, runner: int) -> None:

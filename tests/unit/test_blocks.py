@@ -21,7 +21,7 @@ from rl_eval.errors import ComparisonError, ConfigError, EvalError, UsageError
 from rl_eval.execution import determinism_check
 from rl_eval.log import read_log
 from rl_eval.records.determinism import FirstDifference
-from rl_eval.records.episode import Lease
+from rl_eval.records.episode import EpisodeSpec, Lease
 from rl_eval.runners.batched import blocks as batched_blocks
 from rl_eval.runners.batched.blocks import BlockEvalRunner
 from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep
@@ -71,12 +71,17 @@ def outcomes(result: EvalResult) -> list[tuple[float, int]]:
     return [(record.episode_return, record.length) for record in result.episodes]
 
 
+def block_of(*seeds: int) -> Lease:
+    block = tuple(EpisodeSpec(index, seed) for index, seed in enumerate(seeds))
+    return Lease(block[0], 1).with_how(block=block)
+
+
 def test_weights_and_observers_do_not_change_within_a_block() -> None:
     """Also between two episodes, while no slot has one."""
     torch = pytest.importorskip("torch")
     module = torch.nn.Linear(3, 3)
     runner = BlockEvalRunner(blocks(walks, 1, 4).policy(module).build(), 0)
-    report = runner.run([Lease(0, 11, 1, 0, block=(11, 12, 13, 14))], 0.0)
+    report = runner.run([block_of(11, 12, 13, 14)], 0.0)
     for _ in range(200):
         if len(report.rows):
             break
@@ -90,7 +95,7 @@ def test_weights_and_observers_do_not_change_within_a_block() -> None:
 
 
 def test_an_aborted_block_leaves_nothing_behind() -> None:
-    lease = Lease(0, 11, 1, 0, block=(11, 12, 13, 14))
+    lease = block_of(11, 12, 13, 14)
     runners = [BlockEvalRunner(blocks(walks, width=1).build(), 0) for _ in range(2)]
     for steps in range(1, 20):
         report = runners[0].run([lease], 0.0)
@@ -279,7 +284,7 @@ class Driver:
                     for lease in leases:
                         block = self.blocks[lease.index // self.size]
                         assert lease.index == block.start
-                        assert lease.block == tuple(self.plan.seeds[block.start : block.stop].tolist())
+                        assert lease.how.block == tuple(self.plan[index] for index in block)
                         assert self.recorded.isdisjoint(block)
                     self.held.setdefault(runner, []).extend(leases)
                 case events.Record(positions):

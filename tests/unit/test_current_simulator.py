@@ -9,12 +9,12 @@ from typing import Any, cast
 import pytest
 
 from rl_eval.errors import ConfigError
-from rl_eval.records.episode import Lease
+from rl_eval.records.episode import EpisodeSpec, Lease
 from rl_eval.runners.batched.current_simulator import CurrentSimulator
 
 WIDTH = 4
-ORDINARY = Lease(0, 1, 1, 0)
-LEASES = ORDINARY, ORDINARY._replace(fresh=True), ORDINARY._replace(alone=True)
+ORDINARY = Lease(EpisodeSpec(0, 1), 1)
+LEASES = ORDINARY, ORDINARY.with_how(fresh=True), ORDINARY.with_how(alone=True)
 
 
 @dataclass(eq=False)

@@ -19,6 +19,7 @@ from rl_eval.execution.determinism_check import Choice, DeterminismSample, Origi
 from rl_eval.policies.inference.spaces import ObservationBatch
 from rl_eval.records.determinism import TRACE, Determinism, FirstDifference, TraceRecorder, first_difference
 from rl_eval.records.episode import PROGRESS, ROW, EpisodeTable, Fault, Outcome, RunReport
+from rl_eval.scheduling.plan import EpisodePlan
 from tests.refused import refused
 
 MLP = "rl_eval.policies.mlp:make_mlp"
@@ -26,7 +27,7 @@ MLP = "rl_eval.policies.mlp:make_mlp"
 
 def table(episodes: int = 100, runners: int = 2, failed: tuple[int, ...] = (), seconds: float = 0.01) -> EpisodeTable:
     rows = np.zeros(episodes, ROW)
-    rows["index"], rows["seed"] = np.arange(episodes), np.arange(episodes) + 1000
+    rows["index"], rows["seed"] = np.arange(episodes), EpisodePlan(episodes).seeds
     rows["outcome"], rows["runner"], rows["attempts"] = (
         Outcome.COMPLETED,
         np.arange(episodes) % runners,
@@ -50,7 +51,7 @@ def origin(records: EpisodeTable, index: int, position: int | None, trace) -> Or
 
 
 def check_of(records: EpisodeTable, *indices: int, runners: int = 2) -> Reruns:
-    return Reruns(origins(records, *indices), runners)
+    return Reruns(EpisodePlan(len(records)), origins(records, *indices), runners)
 
 
 def report(rows, faults=(), traces=None) -> RunReport:
@@ -68,7 +69,7 @@ def play(check: Reruns, records: EpisodeTable, pool: dict[int, int], lanes: int 
             leases = check.take(runner, position, lanes, list(pool.values()))
             assert len(leases) <= lanes
             for lease in leases:
-                assert lease.fresh
+                assert lease.how.fresh
                 assert lease.seed == records.rows["seed"][lease.index]
                 assert lease.attempt == records.rows["attempts"][lease.index]
                 ran[lease.index] = position
@@ -141,10 +142,10 @@ def test_where_building_takes_too_long_used_environments_serve(differs: bool) ->
     """They have another history than the first time, so a leak shows."""
     records = table(runners=1)
     choice = choice_of(records, build=3.0)
-    reruns = Reruns(choice.origins, 1, choice.used, choice.remark)
+    reruns = Reruns(EpisodePlan(len(records)), choice.origins, 1, choice.used, choice.remark)
     leases = reruns.take(1, 0, 8, [0])
     assert len(leases) == 4
-    assert not any(lease.fresh for lease in leases)
+    assert not any(lease.how.fresh for lease in leases)
     rows = records.rows[[lease.index for lease in leases]]
     rows["episode_return"] += differs
     reruns.reported(1, 0, report(rows))
@@ -185,7 +186,7 @@ def test_every_episode_runs_once_more_on_another_runner() -> None:
 def test_a_single_runner_checks_itself_or_a_former_session(position: int, elsewhere: int) -> None:
     """In a fresh environment at least; a continued run compares with the process before."""
     records = table(runners=1)
-    check = Reruns(origins(records, 3, 4, position=position), 1)
+    check = Reruns(EpisodePlan(len(records)), origins(records, 3, 4, position=position), 1)
     play(check, records, {4: 0})
     assert (check.result.passed, check.result.elsewhere) == (True, elsewhere)
     assert bool(check.result.remark) is not bool(elsewhere)
@@ -280,8 +281,8 @@ def test_the_first_difference_tells_the_cause(other, first_found) -> None:
     records = table()
     first = steps(RESET, (5, 2.0, False, False, 9))
     again = steps(other) if other[0] == 0 else steps(RESET, other)
-    check = Reruns({3: origin(records, 3, 1, first)}, 2)
-    assert check.take(1, 0, 1, [0])[0].traced
+    check = Reruns(EpisodePlan(len(records)), {3: origin(records, 3, 1, first)}, 2)
+    assert check.take(1, 0, 1, [0])[0].how.traced
     check.reported(1, 0, report(records.rows[[3]], traces={3: again}))
     found = check.result
     assert found.mismatched == (3,), "equal sums do not hide another course"

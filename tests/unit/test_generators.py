@@ -13,6 +13,7 @@ import pytest
 from gymnasium import spaces
 
 from rl_eval import EvalConfig, evaluate
+from rl_eval.records.episode import Lease
 from rl_eval.records.generators import GeneratorSensor, changes, generator_states
 from rl_eval.runners.vector import VectorEvalRunner
 from rl_eval.scheduling.plan import EpisodePlan
@@ -91,7 +92,7 @@ def found(env: Any, lanes: int = 2, **runners: Any) -> list[str]:
     try:
         plan, reports = EpisodePlan(8, 0), []
         reports.append(runner.run((), 0.0))
-        reports.append(runner.run([plan[index].lease(1) for index in range(8)], 0.0))
+        reports.append(runner.run([Lease(plan[index], 1) for index in range(8)], 0.0))
         while len(np.concatenate([report.rows for report in reports])) < 8:
             reports.append(runner.run((), 1.0))
         assert not any(report.faults for report in reports)
@@ -153,7 +154,7 @@ def test_the_draws_of_the_policy_are_its_own() -> None:
     settings = config(Counts).policy(draws).build()
     runner = VectorEvalRunner(settings, 0)
     runner.run((), 0.0)
-    report = runner.run([EpisodePlan(8, 0)[index].lease(1) for index in range(8)], 60.0)
+    report = runner.run([Lease(EpisodePlan(8, 0)[index], 1) for index in range(8)], 60.0)
     runner.stop()
     assert len(report.rows) == 8
     assert report.generators == ()
@@ -172,7 +173,7 @@ def test_a_sensor_costs_nothing_after_the_first_episode() -> None:
     settings = config(Counts, 1).build()
     runner = VectorEvalRunner(settings, 0)
     runner.run((), 0.0)
-    runner.run([EpisodePlan(8, 0)[index].lease(1) for index in range(2)], 60.0)
+    runner.run([Lease(EpisodePlan(8, 0)[index], 1) for index in range(2)], 60.0)
     (lane,) = runner._lanes
     assert lane.step == lane.env.step  # type: ignore[union-attr]
     runner.stop()

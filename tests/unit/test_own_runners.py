@@ -18,7 +18,7 @@ import pytest
 from rl_eval import EvalConfig, EvalRunnerGroup, VectorEvalRunner, evaluate
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import ConfigError, WeightsError
-from rl_eval.records.episode import PROGRESS, ROW, EpisodeTable, Fault, Lease, Outcome, RunReport
+from rl_eval.records.episode import PROGRESS, ROW, EpisodeSpec, EpisodeTable, Fault, Lease, Outcome, RunReport
 from rl_eval.runners import Runner
 from rl_eval.weights import WeightsSnapshot
 from tests.refused import refused
@@ -280,7 +280,7 @@ def test_both_are_runners_to_the_type_checker() -> None:
     """What mypy accepts here is what the loop calls."""
     runners: list[Runner] = [cls(config(cls).build(), 0) for cls in (BatchedToy, TwoAgentToy)]
     table = EpisodeTable(3)
-    table.fill(runners[0].run([Lease(index, index, 1, 0) for index in range(3)], 1.0).rows)
+    table.fill(runners[0].run([Lease(EpisodeSpec(index, index), 1) for index in range(3)], 1.0).rows)
     assert table.filled.all()
 
 

@@ -27,7 +27,7 @@ from rl_eval.errors import ConfigError, EnvError, EvalError, PolicyError, Weight
 from rl_eval.execution.group import EvalRunnerGroup
 from rl_eval.policies.mlp import make_mlp
 from rl_eval.protocols import EnvContext
-from rl_eval.records.episode import EpisodeTable, Lease, RunReport, failed_row
+from rl_eval.records.episode import EpisodeSpec, EpisodeTable, Lease, RunReport, failed_row
 from rl_eval.runners import (
     EvalRunner,
     SingleAgentEvalRunner,
@@ -211,7 +211,7 @@ def make(
 
 
 def leases_of(count: int, seed: int = 0, runner: int = 0) -> list[Lease]:
-    return [Lease(spec.index, spec.seed, 1, runner) for spec in EpisodePlan(count, seed)]
+    return [Lease(spec, 1, runner) for spec in EpisodePlan(count, seed)]
 
 
 def play(
@@ -242,7 +242,7 @@ def play(
         for fault in report.faults:
             table.add_fault(fault)
             if fault.attempt < most:
-                leases.append(Lease(fault.index, fault.seed, fault.attempt + 1, 0))
+                leases.append(Lease(EpisodeSpec(fault.index, fault.seed), fault.attempt + 1))
             else:
                 recorded.append(fault.index)
                 table.fill(failed_row(fault.index, fault.seed, fault.attempt, 0))

@@ -63,7 +63,7 @@ def test_an_episode_is_granted_reported_and_recorded() -> None:
     """A lease says which episode, which seed, which attempt and whose; its row is recorded."""
     plan = EpisodePlan(1, seed=5)
     schedule = Schedule(plan)
-    assert schedule.handle(RunnerJoined(7, lanes=1)) == [Grant(7, (Lease(0, plan[0].seed, 1, 7),))]
+    assert schedule.handle(RunnerJoined(7, lanes=1)) == [Grant(7, (Lease(plan[0], 1, 7),))]
     assert schedule.holds(7)
     assert schedule.handle(RunnerReported(7, finished=[0])) == [Record((0,))]
     assert schedule.complete

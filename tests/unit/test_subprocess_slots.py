@@ -84,7 +84,7 @@ def running(made: EvalConfig, **tolerance: Any) -> Iterator[SubprocessEvalRunner
 
 def leases(made: EvalConfig) -> list[Lease]:
     plan = made.build().plan()
-    return [Lease(index, plan[index].seed, 1, 0) for index in range(len(plan))]
+    return [Lease(plan[index], 1) for index in range(len(plan))]
 
 
 def until(runner: Any, reports: list[RunReport], done: Callable[[list[RunReport]], bool]) -> list[RunReport]:

@@ -46,16 +46,15 @@ class _Block:
 
     def take(self, count: int) -> list[Lease]:
         """Return the leases of the next episodes, at most ``count``."""
-        first, seeds = self.next + self.lease.index, self.lease.block[self.next : self.next + count]
-        self.next += len(seeds)
-        return [
-            self.lease._replace(index=first + at, seed=seed, block=(), traced=False) for at, seed in enumerate(seeds)
-        ]
+        specs = self.lease.how.block[self.next : self.next + count]
+        self.next += len(specs)
+        held = self.lease.with_how(block=(), traced=False)
+        return [held._replace(spec=spec) for spec in specs]
 
     @property
     def all_started(self) -> bool:
         """Whether every episode has started."""
-        return self.next == len(self.lease.block)
+        return self.next == len(self.lease.how.block)
 
 
 @final
@@ -95,9 +94,9 @@ class BlockEvalRunner(BatchedEvalRunner):
     @override
     def _start(self) -> None:
         """Reset the simulator for the next block, and start the block's first episodes."""
-        if self._block is not None or not self._queue or not self._may_start(self._queue[0]._replace(alone=False)):
+        if self._block is not None or not self._queue or not self._may_start(self._queue[0].with_how(alone=False)):
             return
-        lease = self._queue.popleft()._replace(alone=False)
+        lease = self._queue.popleft().with_how(alone=False)
         self._block = _Block(lease, perf_counter(), PendingReport(self._pending.info_keys))
         self._hold_lane(lease)
         phase: Phase = "construct"
@@ -114,7 +113,7 @@ class BlockEvalRunner(BatchedEvalRunner):
             return
         self._pending.reset_seconds += perf_counter() - started
         self._start_episodes(list(range(simulator.num_envs)), self._block)
-        if lease.traced:
+        if lease.how.traced:
             self._block.trace = Trace(_TRACED_STEPS + 1)
             self._block.trace.begin(self._inference.observations.row_content(self._attempts.slots))
 
@@ -149,14 +148,14 @@ class BlockEvalRunner(BatchedEvalRunner):
         super()._add(step, reported, digests)
         if (block := self._block) is None:
             return
-        if block.trace is not None and 0 < block.lease.steps < len(block.trace):
+        if block.trace is not None and 0 < block.lease.how.steps < len(block.trace):
             self._report_trace(block)
             self._end_block()
             self._free(self._attempts.slots.tolist())
             return
         if step.started is not None and not block.all_started:
             mask, observations = step.started
-            slots = np.flatnonzero(mask & ~self._attempts.live[: len(mask)])[: len(block.lease.block) - block.next]
+            slots = np.flatnonzero(mask & ~self._attempts.live[: len(mask)])[: len(block.lease.how.block) - block.next]
             try:
                 self._inference.observations.adopt(slots, take_rows(observations, slots))
             except survivable() as error:

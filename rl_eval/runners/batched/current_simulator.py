@@ -59,12 +59,12 @@ class CurrentSimulator:
             idle: Whether no episode is live and all ended attempts are reported. Otherwise no simulator is closed,
                 because ``close`` may hang or kill the process.
         """
-        if not (self._rejected or lease.fresh or lease.alone or self._new is not None):
+        if not (self._rejected or lease.how.fresh or lease.how.alone or self._new is not None):
             return True
         if not idle:
             return False
         configured_is_rejected = self._rejected and self._new in (None, self.configured)
-        in_the_way = self._one_at_a_time and (lease.fresh or lease.alone)
+        in_the_way = self._one_at_a_time and (lease.how.fresh or lease.how.alone)
         self._close_new()
         if configured_is_rejected or (in_the_way and not self._only):
             self._close_configured()
@@ -78,7 +78,7 @@ class CurrentSimulator:
             lease: Lease of the first episode.
             num_slots: Number of slots that a new simulator needs.
         """
-        if lease.fresh or lease.alone:
+        if lease.how.fresh or lease.how.alone:
             self._new = self._another(num_slots)
             return self._new
         self.configured = self.configured or self._build(self._width)

@@ -35,7 +35,7 @@ class ObservedBatch:
 
     def start(self, slot: int, lease: Lease) -> None:
         """Start an attempt. Attempts of the determinism check are not observed."""
-        if lease.again:
+        if lease.how.again:
             return
         observed = self._live[slot] = self._slots[slot]
         observed.start(lease.spec, lease.attempt, self._inference.observations.row(slot))

@@ -24,12 +24,9 @@ from rl_eval.records.determinism import Trace, action_digest
 from rl_eval.records.episode import (
     FaultCause,
     Lease,
-    Outcome,
     Phase,
     RunReport,
-    Truncation,
     first_seen,
-    record_of,
 )
 from rl_eval.runners.batched.attempts import Attempts
 from rl_eval.runners.batched.current_simulator import CurrentSimulator
@@ -250,7 +247,7 @@ class BatchedEvalRunner(RunnerCore):
         self._attempts.reset_seconds[slots] = seconds / len(slots)
         for slot, lease in zip(slots, leases, strict=True):
             self._begin_slot(slot, lease)
-            if lease.traced:
+            if lease.how.traced:
                 trace = self._traces[slot] = Trace()
                 trace.begin(self._inference.observations.row_content(slot))
 
@@ -260,11 +257,11 @@ class BatchedEvalRunner(RunnerCore):
 
     def _slots_for(self, first: Lease) -> list[int]:
         """Return slots in which episodes like the next one may start."""
-        if first.alone:
+        if first.how.alone:
             return [0]
         free = np.flatnonzero(~self._attempts.live).tolist()
         # Episodes that run again run beside other episodes than before, even if the plan has only a few episodes.
-        return free[: (len(self._queue) + 1) // 2] if first.fresh else free
+        return free[: (len(self._queue) + 1) // 2] if first.how.fresh else free
 
     def _begin(self, slots: list[int], leases: list[Lease]) -> None:
         """Assign episodes to slots. Set all sums of these slots to zero."""
@@ -415,26 +412,15 @@ class BatchedEvalRunner(RunnerCore):
         into = self._completed
         flags = zip(step.terminated[slots].tolist(), step.truncated[slots].tolist(), strict=True)
         infos = self._attempts.infos[slots].tolist()
-        for slot, (terminated, truncated), info, sums in zip(
-            slots, flags, infos, self._attempts.sums(slots), strict=True
-        ):
+        for slot, ended, info, sums in zip(slots, flags, infos, self._attempts.sums(slots), strict=True):
             lease = self._leases[slot]
             assert lease is not None
             length, total, discounted, once, at_end, reset_seconds, inference_clock, step_clock = sums
-            cut = Truncation.ENVIRONMENT if truncated else Truncation.NONE
-            if not (terminated or truncated):
-                cut = Truncation.MAX_EPISODE_STEPS
             seconds = reset_seconds, self._step_clock - step_clock, self._inference_clock - inference_clock
-            row = (
-                *(lease.index, lease.seed, total, discounted if self._discounting else total, length),
-                *(terminated, bool(cut), cut, once, at_end, Outcome.COMPLETED, lease.attempt),
-                *(self.runner_index, self._weights_version, *seconds),
-            )
+            row = self._row(lease, (total, discounted, length), ended, (once, at_end), seconds)
             into.rows.append(row)
             if self._watched is not None:
-                named = dict(zip(self._pending.info_keys, info, strict=True))
-                record = partial(record_of, row, named, condition=lease.condition_id)
-                into.keep(lease.index, self._watched.complete(slot, row, record))
+                into.keep(lease.index, self._watched.complete(slot, row, partial(self._record, lease, row, info)))
             if slot in self._traces:
                 self._pending.traces[lease.index] = self._traces[slot].rows
         into.infos += infos
@@ -548,7 +534,7 @@ def lane_of_call(num_envs: int) -> int:
 
 def _alike(lease: Lease, first: Lease) -> bool:
     """Whether two episodes may start together in one simulator."""
-    return (lease.fresh, lease.alone) == (first.fresh, first.alone)
+    return (lease.how.fresh, lease.how.alone) == (first.how.fresh, first.how.alone)
 
 
 def _filled(actions: Any, acting: npt.NDArray[np.int64], width: int) -> Any:

@@ -115,7 +115,7 @@ class ObserverContract(RunnerSuite):
         They run in new environments (``fresh``) or in used ones.
         """
         for fresh in (True, False):
-            leases = [lease._replace(again=True, fresh=fresh) for lease in leases_of(3)]
+            leases = [lease.with_how(again=True, fresh=fresh) for lease in leases_of(3)]
             for lanes, runner in self.runners(observers=[_Diary]):
                 played, what = play(runner, leases), f"{lanes} slots, fresh={fresh}"
                 self.expect_reference(played.rows, what)

@@ -15,7 +15,7 @@ from rl_eval.config.builder import EvalConfig
 from rl_eval.config.settings import EvalSettings, RunnersSection, with_values
 from rl_eval.policies import adapt_policy
 from rl_eval.protocols import EnvContext, Policy
-from rl_eval.records.episode import EpisodeTable, Fault, Lease, RunReport
+from rl_eval.records.episode import EpisodeSpec, EpisodeTable, Fault, Lease, RunReport
 from rl_eval.runners import Runner, SingleAgentEvalRunner, runner_class
 from rl_eval.runners.environment import construct_env
 from rl_eval.scheduling.plan import EpisodePlan
@@ -166,7 +166,8 @@ class RunnerSuite:
 
 def leases_of(count: int) -> list[Lease]:
     """Return leases for the first ``count`` episodes of a plan."""
-    return [Lease(index, int(seed), 1, 0) for index, seed in enumerate(EpisodePlan(count).seeds)]
+    plan = EpisodePlan(count)
+    return [Lease(plan[index], 1) for index in range(count)]
 
 
 def play(
@@ -195,7 +196,7 @@ def play(
     idle = failed = 0
     while sum(len(report.rows) for report in reports) + failed < count and idle < PATIENCE and len(reports) < calls:
         faults = reports[-1].faults
-        again = [Lease(at.index, at.seed, at.attempt + 1, 0) for at in faults if at.attempt < MAX_ATTEMPTS]
+        again = [Lease(EpisodeSpec(at.index, at.seed), at.attempt + 1) for at in faults if at.attempt < MAX_ATTEMPTS]
         failed += len(faults) - len(again)
         reports.append(runner.run(again, budget_s))
         idle = 0 if reports[-1].env_steps or len(reports[-1].rows) or reports[-1].faults else idle + 1
