@@ -8,7 +8,7 @@ import typer
 
 from rl_eval.cli.exits import ExitCode
 from rl_eval.cli.printing import AsJson, Quiet, print_either, print_note
-from rl_eval.cli.shared import argument, option
+from rl_eval.cli.shared import argument, option, shown
 
 
 def compare(
@@ -37,19 +37,20 @@ def compare(
 
     requirements = [parse_difference(text) for text in require or ()]
     comparison = compare_results(load(a), load(b), force=force)
-    print_either(as_json, comparison.to_dict(), comparison.verdict if quiet else comparison)
-    tell = (lambda _: None) if quiet else print_note
-    answers, unknown = [], comparison.unanswerable
+    unknown = bool(comparison.unanswerable())  # The verdict has the reason.
+    answers, lines, verdict = list[Answer](), list[str](), comparison.verdict_on(shown(a), shown(b))
     if fail_on:
         answers.append(Answer.FAILS if comparison.regressed else Answer.OPEN if unknown else Answer.HOLDS)
-        shown = "is" if comparison.regressed else "is not"
-        if answers[-1] is Answer.OPEN:
-            print_note(f"--fail-on regression {Answer.OPEN.value}: {unknown}")
-        else:
-            tell(f"b {shown} shown to have a lower return than a")
+        lower = f"b is {'' if comparison.regressed else 'not '}shown to have a lower return than a"
+        lines.append(f"--fail-on regression {Answer.OPEN.value}" if answers[-1] is Answer.OPEN else lower)
     for requirement in requirements:
         answers.append(Answer.OPEN if unknown else requirement.judge(comparison.difference))
-        why = unknown or (requirement.undecided(comparison.difference) if answers[-1] is Answer.OPEN else "")
-        (tell if answers[-1] is Answer.HOLDS else print_note)(f"{requirement}: {answers[-1].value}{why and f': {why}'}")
+        why = requirement.undecided(comparison.difference) if answers[-1] is Answer.OPEN and not unknown else ""
+        lines.append(f"{requirement}: {answers[-1].value}{why and f': {why}'}")
+    if quiet:
+        lines = [line for line, answer in zip(lines, answers, strict=True) if answer is not Answer.HOLDS]
+    print_either(as_json, comparison.to_dict(), "; ".join([verdict, *lines]) if quiet else comparison)
+    for line in lines if as_json or not quiet else ():
+        print_note(line)
     if Answer.FAILS in answers or Answer.OPEN in answers:
         raise typer.Exit(ExitCode.PARTIAL if Answer.FAILS in answers else ExitCode.NO_ANSWER)

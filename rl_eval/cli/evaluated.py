@@ -103,8 +103,6 @@ class Evaluated:
                 problem = f"--weights {self.weights}: --policy {self.policy} also names a file"
                 raise ConfigError(problem, key="--weights", value=str(self.weights), fix="Pass only one of the files.")
             keys["policy.weights"] = absolute(self.weights)
-        elif self.policy not in (None, "random") and not named and "policy.weights" not in _keys(assignments):
-            say(f"policy: no --weights, so the policy keeps the weights that {keys['policy.policy']} sets, if any")
         flags = {
             "policy.deterministic": None if self.stochastic is None else not self.stochastic,
             "runners.runner": "batched" if self.batched else None,

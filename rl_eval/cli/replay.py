@@ -88,6 +88,7 @@ def _record(
     from rl_eval.recording.video import record_videos
     from rl_eval.records.plain import plain
 
+    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # Without sound hardware, ALSA would print errors.
     if not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # Without a display, SDL would print an error.
     chosen = [f"episode:{recorded_episode(result, index).index}" for index in indices]

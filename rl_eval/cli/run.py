@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -30,14 +30,14 @@ from rl_eval.cli.settings import (
 )
 from rl_eval.cli.shared import absolute_place, advanced, option, shown
 from rl_eval.cli.signals import Interruption
-from rl_eval.errors import ClusterDied, ConfigError, UsageError, summary_of
+from rl_eval.errors import ClusterDied, ConfigError, EpisodeError, UsageError, summary_of
 from rl_eval.results.text import first_clause, interval_text, percent
 
 if TYPE_CHECKING:
     from rl_eval.cli.progress import Monitor
     from rl_eval.config.settings import EvalSettings
     from rl_eval.execution.handle import EvalHandle
-    from rl_eval.results.requirements import MetricRequirement
+    from rl_eval.results.requirements import Answer, MetricRequirement
     from rl_eval.results.result import EvalResult
     from rl_eval.training.loggers import Logger
 
@@ -109,6 +109,7 @@ def run(
     keys = evaluated.keys(say, assignments, trust=trust)
     earlier, remark = None if retry is None else load_to_run(retry, trust), ""
     from rl_eval.cli.progress import Monitor
+    from rl_eval.results.requirements import Answer
 
     with closing(Monitor(quiet=quiet or as_json)) as monitor:
         if retry is not None and earlier is not None:
@@ -122,9 +123,16 @@ def run(
         name = name_of(settings, config, section)
         if logger is not None:
             _logger(logger, name)  # Raises if its package is missing.
+        one_line = quiet and not as_json
+
+        def present(result: EvalResult, folder: Path | None, mistake: EpisodeError | None) -> None:
+            judged = [line for line, answer in _judged(requirements, result) if one_line and answer is not Answer.HOLDS]
+            parts = "; ".join(filter(None, [remark, *judged]))
+            deliver(result, folder, mistake, quiet=quiet, as_json=as_json, verbose=ctx.meta[VERBOSE], remark=parts)
+
         result, output = carry_out(
             settings,
-            partial(deliver, quiet=quiet, as_json=as_json, verbose=ctx.meta[VERBOSE], remark=remark),
+            present,
             say,
             ctx.obj,
             monitor,
@@ -135,10 +143,10 @@ def run(
         )
     if logger is not None:
         _log_to(logger, name, result, output)
-    code = exit_code_of(result, ctx.obj)
-    for requirement in requirements if code else ():
-        print_note(f"{requirement}: not checked, because the result is {result.status}")
-    code = code or _judged(requirements, result, say)
+    answers = _judged(requirements, result)
+    for line, answer in answers:
+        (say if one_line or answer is Answer.HOLDS else print_note)(line)
+    code = exit_code_of(result, ctx.obj) or _code_of({answer for _, answer in answers})
     if not (quiet or as_json):
         print_line(_last_line(result, remark))
     if code:
@@ -251,26 +259,26 @@ def _requirements(texts: Sequence[str]) -> list[MetricRequirement]:
     return requirements
 
 
-def _judged(requirements: Sequence[MetricRequirement], result: EvalResult, say: Callable[[str], None]) -> ExitCode:
-    """Print whether a result meets each requirement; return the exit code.
-
-    Args:
-        requirements: Requirements of ``--require``.
-        result: Complete result.
-        say: Prints a note on a requirement that is met.
-    """
+def _judged(requirements: Sequence[MetricRequirement], result: EvalResult) -> list[tuple[str, Answer | None]]:
+    """Return a line and an answer for each requirement; no answer if the result is not complete."""
     from rl_eval.results.requirements import Answer
 
-    answers = set()
+    if result.status != "complete":
+        return [(f"{one}: not checked, because the result is {result.status}", None) for one in requirements]
+    judged: list[tuple[str, Answer | None]] = []
     for requirement in requirements:
         name, answer, why = requirement.metric, requirement.judge(result.metrics), ""
         if result.determinism.passed is False and not name.startswith("num_"):
             answer, why = Answer.OPEN, f" (the result is {result.determinism})"
         elif answer is Answer.OPEN and "return_ci" in name and result.interval.note:
             why = f" ({result.interval.note})"
-        answers.add(answer)
-        tell = say if answer is Answer.HOLDS else print_note
-        tell(f"{requirement}: {answer.value}, {name} is {result.metrics[name]:g}{why}")
+        judged.append((f"{requirement}: {answer.value}, {name} is {result.metrics[name]:g}{why}", answer))
+    return judged
+
+
+def _code_of(answers: Collection[Answer | None]) -> ExitCode:
+    from rl_eval.results.requirements import Answer
+
     if Answer.FAILS in answers:
         return ExitCode.REQUIREMENT
     return ExitCode.NO_ANSWER if Answer.OPEN in answers else ExitCode.COMPLETE
@@ -286,7 +294,7 @@ def name_of(settings: EvalSettings, config: Path | None, section: str | None) ->
 
 def carry_out(
     settings: EvalSettings,
-    deliver: Callable[[EvalResult, Path | None], None],
+    deliver: Callable[[EvalResult, Path | None, EpisodeError | None], None],
     say: Callable[[str], None],
     interruption: Interruption,
     monitor: Monitor,
@@ -307,14 +315,14 @@ def carry_out(
         found = earlier_result(output, settings, say, force=force, accept_code_change=accept_code_change)
         if found is not None:
             monitor.close()
-            deliver(found, folder_to_save(output, found.fingerprint, say))
+            deliver(found, folder_to_save(output, found.fingerprint, say), None)
             return found, output
     runners = settings.runners
     address, uses_ray = runners.address or os.environ.get("RAY_ADDRESS"), runners.num_runners > 0
     with run_folder(output, name) as place:
-        monitor.announce(headline(settings))
         monitor.say("loading")
         from rl_eval.execution.group import EvalRunnerGroup
+        from rl_eval.execution.mistakes import mistake_in
 
         def begin(handle: EvalHandle) -> None:
             def cancel() -> None:
@@ -327,6 +335,9 @@ def carry_out(
         ray = f"connecting to Ray at {address}" if address else "starting Ray"
         monitor.say(ray if uses_ray else "building environment and policy", at_once=uses_ray)
         with EvalRunnerGroup(settings, threaded=uses_ray) as group:
+            if not uses_ray:
+                group.apply_to_one(type)  # Raises if environment or policy cannot be built.
+            monitor.announce(headline(settings))
             handle = group.submit(output=place, accept_code_change=accept_code_change, on_submitted=begin)
             try:
                 result = handle.result()
@@ -335,8 +346,9 @@ def carry_out(
                 monitor.close()
                 os.write(2, f"error: {error}; {_continuation(place)}\n".encode())
                 os._exit(ExitCode.CLUSTER)
+            mistake = mistake_in(result, group.spaces)
             with monitor.room():
-                deliver(result, folder_to_save(place, "", say))
+                deliver(result, folder_to_save(place, "", say), mistake)
             monitor.say("stopping the runners" if uses_ray else "closing the environments", at_once=uses_ray)
             if interruption.number is not None and result.stopped_early:
                 print_note(_continuation(place))
@@ -352,6 +364,7 @@ def _continuation(place: str) -> str:
 def deliver(
     result: EvalResult,
     folder: Path | None,
+    mistake: EpisodeError | None = None,
     *,
     quiet: bool,
     as_json: bool,
@@ -365,6 +378,7 @@ def deliver(
     Args:
         result: Finished or unfinished result.
         folder: Folder to save it in, or None.
+        mistake: Mistake that fails every attempt, or None.
         quiet: Print one line.
         as_json: Print JSON.
         verbose: Print all numbers.
@@ -379,13 +393,21 @@ def deliver(
         if folder is not None:
             save_patiently(partial(save or result.save, folder), folder)
     finally:
-        (show or partial(print_result, result, quiet=quiet, as_json=as_json, verbose=verbose, remark=remark))()
+        (show or partial(print_result, result, mistake, quiet=quiet, as_json=as_json, verbose=verbose, remark=remark))()
     if folder is not None and not quiet:
         print_line(f"saved in {shown(folder)}{_next(result, short_name(folder))}", err=as_json)
     flush_results()
 
 
-def print_result(result: EvalResult, *, quiet: bool, as_json: bool, verbose: bool = False, remark: str = "") -> None:
+def print_result(
+    result: EvalResult,
+    mistake: EpisodeError | None = None,
+    *,
+    quiet: bool,
+    as_json: bool,
+    verbose: bool = False,
+    remark: str = "",
+) -> None:
     """Print a result as JSON, in one line, as a short table, or as a table of all numbers."""
     from rl_eval.reports.pages import result_page
     from rl_eval.results.metrics import determinism_notes, value_notes
@@ -393,10 +415,13 @@ def print_result(result: EvalResult, *, quiet: bool, as_json: bool, verbose: boo
     if as_json:
         print_json(result.to_dict())
     elif quiet:
-        notes = map(first_clause, [result.reason, *value_notes(result), *determinism_notes(result)])
+        notes = list(map(first_clause, [result.reason, *value_notes(result), *determinism_notes(result)]))
+        notes = [" ".join(str(mistake).split())] if mistake else notes
         print_line("; ".join(filter(None, [_numbers(result, remark), *notes])))
     else:
         print_report(result_page(result) if verbose else result)
+        if mistake:
+            print_line(mistake.fix)
 
 
 def _numbers(result: EvalResult, remark: str) -> str:

@@ -125,6 +125,11 @@ class _Command(TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except _UsageError as error:
+            from rl_eval.records.plain import in_our_words
+
+            if (errors := getattr(error.__cause__, "errors", None)) is not None:  # Of pydantic, which typer uses.
+                text, value = in_our_words(errors()[0]["msg"]), repr(errors()[0]["input"])
+                error.message = text if value in text else f"{value}: {text}"
             if not hasattr(error, "possibilities"):
                 raise
             name = str(vars(error)["option_name"])

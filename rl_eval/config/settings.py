@@ -29,7 +29,7 @@ from rl_eval.config.policy_sources import file_digests, with_named_policies
 from rl_eval.config.references import import_attribute
 from rl_eval.errors import ConfigError
 from rl_eval.errors.redaction import digest_secrets, learn, redact
-from rl_eval.records.plain import convert, plain_leaf
+from rl_eval.records.plain import convert, in_our_words, plain_leaf
 from rl_eval.scheduling.matchups import make_matchups
 from rl_eval.scheduling.plan import MAX_EPISODES, EpisodePlan
 
@@ -547,9 +547,7 @@ def _explained(error: ValidationError) -> ConfigError:
     for problem in error.errors():
         key = ".".join(str(part) for part in problem["loc"][:2])
         shown = redact(problem["input"], *map(str, problem["loc"]))
-        message = problem["msg"].replace("a valid tuple", "a list").replace("a valid dictionary", "a mapping")
-        message = message.removeprefix("Value error, ")
-        found.append((key, shown, f"{key} is {shown!r}: {message[0].lower()}{message[1:]}"))
+        found.append((key, shown, f"{key} is {shown!r}: {in_our_words(problem['msg'])}"))
     return ConfigError("; ".join(line for _, _, line in found), key=found[0][0], value=found[0][1])
 
 

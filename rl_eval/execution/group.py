@@ -277,11 +277,12 @@ class EvalRunnerGroup:
                 result.save(place)
             except (OSError, UsageError) as error:
                 _logger.warning("the log of %s has all episodes, but no result could be saved: %s", place, error)
-        if (mistake := mistake_in(result, self._spaces)) is not None:
+        if (mistake := mistake_in(result, self.spaces)) is not None:
             raise mistake
         return result
 
-    def _spaces(self) -> tuple[Any, Any]:
+    def spaces(self) -> tuple[Any, Any]:
+        """Return the observation space and the action space of a runner, or texts if no runner answers."""
         with contextlib.suppress(EvalError):
             spaces: tuple[Any, Any] = self.apply_to_one(attrgetter("spaces"), _SPACES_TIMEOUT_S)
             return spaces

@@ -38,10 +38,11 @@ def mistake_in(result: EvalResult, spaces: Callable[[], tuple[Any, Any]]) -> Epi
         return None
     is_ours = first.error_type in (_CONTRACT, PolicyError.__name__)
     text = first.message if is_ours else f"{first.error_type}: {first.message}"
-    error: EpisodeError = EnvError(f"all {len(faults)} attempts failed in {first.phase}: {text}", key="environment")
+    problem = f"all {len(faults)} attempts failed in {first.phase}: {text}"
+    error: EpisodeError = EnvError(problem, key="environment", fix=f"Correct {first.phase}() of the environment.")
     if of_policy:
-        observations, actions = (str(space)[:_LONGEST] for space in spaces())
-        sides = f"the environment has the observation space {observations} and the action space {actions}"
-        error = PolicyError(f"all {len(faults)} attempts failed in {first.phase}: {text}; {sides}", key="policy")
+        observations, actions = (" ".join(str(space).split())[:_LONGEST] for space in spaces())
+        fix = f"Pass a policy that takes a batch of observations of {observations}, and returns actions of {actions}."
+        error = PolicyError(problem, key="policy", fix=fix)
     error.result = result
     return error

@@ -32,6 +32,8 @@ _FROM_FACTORY: Final = "_rl_eval_from_policy_factory"
 """Attribute that marks an error of a factory. The error keeps its type, and a pickle of the error keeps the mark."""
 _RANDOM_WEIGHTS: Final = "_rl_eval_random_weights"
 """Attribute of a module whose factory drew its weights at random."""
+_CHOSEN_BY_TORCH: Final = 2**32
+"""Seeds of 64 bits, of which nearly all are at least this, are those that torch draws; users set smaller ones."""
 _MAKES: Final = (
     "rl_eval calls it to build the policy. If it is itself a policy (a function of observations), rename its parameter "
     "to 'observations', or pass a function that returns it, such as def make(): return {}."
@@ -231,6 +233,8 @@ def _drawn_at_random(module: Any, before: tuple[int, Any] | None) -> bool:
     of at least two.
     """
     now = seed_and_state()
+    if before is None and now is not None and now[0] >= _CHOSEN_BY_TORCH:  # The factory imported torch.
+        before = now[0], sys.modules["torch"].Generator().manual_seed(now[0]).get_state().tolist()
     if before is None or now is None or now == before or now[0] != before[0]:
         return False
     return any(not tensor.is_inference() and tensor._version <= 1 for tensor in module.parameters())

@@ -169,6 +169,25 @@ def typed(kind: type[Value], value: Any) -> Value:
     return found
 
 
+_WORDS: Final = {
+    "Value error, ": "",
+    ", unable to parse string as an integer": "",
+    "Input should be": "it must be",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    "valid tuple": "list",
+    "valid dictionary": "mapping",
+}
+"""Words in messages of pydantic, and ours."""
+
+
+def in_our_words(message: str) -> str:
+    """Return a message of pydantic in the words of our messages."""
+    for theirs, ours in _WORDS.items():
+        message = message.replace(theirs, ours)
+    return f"{message[:1].lower()}{message[1:]}"
+
+
 def check_claim(num_episodes: int, num_records: int, num_scalars: int) -> None:
     """Reject a plan with far more episodes than records, before memory for the plan is allocated.
 

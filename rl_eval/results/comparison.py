@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 MUST_AGREE: Final = ("environment", "max_episode_steps")
 """Parts of ``provenance["identity"]`` that must be equal, so that equal seeds start equal episodes."""
 
-_RETRY: Final = "to repeat the failed episodes of a run with a log (--output), use rl-eval run --retry DIR"
 _ZERO_SUM: Final = (
     "the returns of the agents sum to 0 in every episode, so their sum does not compare policies; to compare the "
     "policies of a game, use rl-eval crossplay"
@@ -138,24 +137,28 @@ class Comparison(Printed):
     @property
     def regressed(self) -> bool:
         """Whether ``b`` is significantly worse than ``a``, according to both the interval and the test."""
-        return not self.unanswerable and is_shown(self.difference, self.confidence) and self.difference.mean < 0
+        return not self.unanswerable() and is_shown(self.difference, self.confidence) and self.difference.mean < 0
 
-    @property
-    def unanswerable(self) -> str:
-        """Reason why this comparison shows nothing, neither a difference nor a requirement; empty if it can.
+    def unanswerable(self, a: str = "a", b: str = "b") -> str:
+        """Return the reason why this comparison shows nothing, neither a difference nor a requirement; empty if it can.
 
         Pairs that are missing because an episode failed are not a random sample. Suppose that a policy crashes the
         environment whenever the policy plays badly. If the missing pairs were ignored, such a policy could meet a
         requirement. So the worst is assumed for them, or there is no interval.
         """
+        sides = ((a, self.a), (b, self.b))
         if self.num_unfinished:
-            return f"a side did not reach {self.num_unfinished} of {self.num_planned} episodes: continue its run"
+            short = " and ".join(name for name, side in sides if side.status != "complete")
+            return f"{short} did not reach {self.num_unfinished} of {self.num_planned} episodes: continue the run"
         why = _undecided(self.difference, self.confidence)
-        return f"{why}; {_RETRY}" if why and self.num_dropped else why
+        failed = " and ".join(name for name, side in sides if side.num_failed)
+        return (
+            f"{why}; to repeat the failed episodes of {failed}, use rl-eval run --retry DIR" if why and failed else why
+        )
 
     def verdict_on(self, a: str = "a", b: str = "b") -> str:
         """Return the verdict, with names of the two results."""
-        if why := self.unanswerable:
+        if why := self.unanswerable(a, b):
             return f"no verdict: {why}"
         return verdict_of(self.difference, self.confidence, self.different_settings, a, b)
 

@@ -345,7 +345,9 @@ def scope_notes(numbers: Numbers) -> Iterator[str]:
 def value_notes(numbers: Numbers) -> Iterator[str]:
     """Yield all notes on the numbers, except those on their scope and on determinism."""
     if numbers.num_outside_bounds:
-        yield f"returns outside return_bounds {numbers.return_bounds}: {numbers.num_outside_bounds}"
+        returns = numbers.counted_rows["episode_return"]
+        seen = f"the returns are {returns.min():g} to {returns.max():g}"
+        yield f"returns outside return_bounds {numbers.return_bounds}: {numbers.num_outside_bounds} ({seen})"
     if numbers.is_zero_sum:
         yield "zero-sum game: the returns of the agents sum to 0 in every episode"
     _, reporting = success_counts(numbers.counted_rows["success_at_end"])

@@ -16,7 +16,7 @@ from rl_eval.config.references import import_attribute
 from rl_eval.config.settings import SECTIONS
 from rl_eval.errors import ConfigError, nearest
 from rl_eval.errors.redaction import redact
-from rl_eval.records.plain import leaves, plain
+from rl_eval.records.plain import in_our_words, leaves, plain
 from rl_eval.results.stats.interval import Bounds
 from rl_eval.suites.aggregates import METRICS, Metric
 from rl_eval.suites.atari import human_scale
@@ -375,14 +375,13 @@ def _explained(error: ValidationError, where: str, marks: Mapping[_Place, tuple[
     """Return an error about the first unknown key; if all keys are known, about the first wrong value."""
     first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")  # It may explain the other errors.
     place = tuple(part for part in first["loc"] if not str(part).startswith(_OF_PYDANTIC))
-    problem = first["msg"].replace("a valid tuple", "a list").replace("a valid dictionary", "a mapping")
     if first["type"] == "extra_forbidden":
         model = _PARTS.get(str(place[0]), SuiteDefinition) if len(place) > 1 else SuiteDefinition
         problem = f"unknown key {place[-1]!r}: {nearest(str(place[-1]), model.model_fields)}"
     elif first["type"] == "missing":
         problem = "this key is required"
     else:
-        problem = f"it is {redact(first['input'], *map(str, place))!r}: {problem[0].lower()}{problem[1:]}"
+        problem = f"it is {redact(first['input'], *map(str, place))!r}: {in_our_words(first['msg'])}"
     return _error(place, problem, where, marks)
 
 

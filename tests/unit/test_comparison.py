@@ -155,14 +155,14 @@ def test_pairs_that_can_show_nothing_answer_nothing(count: int) -> None:
     """However large the difference, with 5 pairs no test of signs rejects at 5 %; with 6 one does."""
     found = compare(result_of(BASE[:count]), result_of(BASE[:count] - 1000 - NOISE[:count]))
     assert found.regressed == (count >= 6)
-    assert bool(found.unanswerable) == (count < 6)
+    assert bool(found.unanswerable()) == (count < 6)
 
 
 def test_pairs_that_a_side_did_not_reach_answer_nothing() -> None:
     """Whoever ended it did not plan for so few."""
     found = compare(result_of(BASE), result_of(BASE - 50 - NOISE, missing=range(40, 60)))
     assert not found.regressed
-    assert found.unanswerable.startswith("a side did not reach 20 of 60 episodes")
+    assert found.unanswerable().startswith("b did not reach 20 of 60 episodes")
     assert found.verdict.startswith("no verdict:")
     assert found.difference.interval.exists
 
@@ -173,7 +173,7 @@ def test_equal_differences_answer_nothing_without_bounds(count: int) -> None:
     base = np.resize(BASE, count)
     for b in (base, base - 485):
         found = compare(result_of(base), result_of(b))
-        assert found.unanswerable
+        assert found.unanswerable()
         assert not found.regressed
         assert not found.difference.interval.exists
         assert found.verdict.startswith("no verdict:")
@@ -188,7 +188,7 @@ def test_equal_differences_within_bounds_answer_by_interval_and_test(count: int)
     assert found.regressed
     assert found.verdict.startswith("b has a lower return than a")
     same = compare(high, high)
-    assert (same.regressed, same.unanswerable) == (False, "")
+    assert (same.regressed, same.unanswerable()) == (False, "")
     assert same.difference.interval.low == pytest.approx(-500 * (1 - 0.025 ** (1 / count)))
     assert same.verdict.startswith("no difference shown")
     assert parse_difference("b >= a - 20").judge(compare(high, high).difference) is Answer.OPEN
@@ -238,7 +238,7 @@ def test_incomplete_pairs_are_assumed_at_their_worst_or_answer_nothing(
     require = parse_difference("b >= a")
     if bounds is None:
         assert not found.difference.interval.exists
-        assert found.unanswerable
+        assert "failed episodes of old and new, use rl-eval run --retry" in found.unanswerable("old", "new")
         assert (found.regressed, require.judge(found.difference)) == (False, Answer.OPEN)
         assert found.verdict.startswith("no verdict:")
         return
@@ -248,7 +248,7 @@ def test_incomplete_pairs_are_assumed_at_their_worst_or_answer_nothing(
     tests = [sign_flip_test(np.array([*differences, *filled]))[0] for filled in ((-200.0,) * 2, (200.0,) * 2)]
     assert found.difference.p_value == max(tests)
     shown = shift == -40
-    assert found.unanswerable == ""
+    assert found.unanswerable() == ""
     assert (found.regressed, require.judge(found.difference) is Answer.FAILS) == (shown, shown)
     assert found.verdict.startswith("b has a lower return" if shown else "no difference shown")
 

@@ -1,6 +1,7 @@
 """``--policy``: what a word, a reference or a path stands for, and ``run`` without a config file."""
 
 import json
+import subprocess
 import sys
 import zipfile
 
@@ -194,25 +195,34 @@ def test_what_names_no_policy_is_refused_with_what_was_meant(tmp_path, monkeypat
     assert REFUSED[text] in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("words", "noted"),
-    [
-        (["cli_toys:ones"], True),
-        (["torch:cli_toys:ones"], True),
-        (["cli_toys:ones", "--weights", "net.safetensors"], False),
-        (["cli_toys:ones", "--set", "policy.weights=net.safetensors"], False),
-        (["torch:cli_toys:ones@net.safetensors"], False),
-        (["sb3:model.zip"], False),
-        (["random"], False),
-    ],
-)
-def test_a_policy_without_weights_of_a_file_says_whose_it_has(folder, words, noted):
-    """A factory may make random ones, and nothing else would tell."""
-    save_file({"a": torch.zeros(1)}, "net.safetensors")
-    model(folder / "model.zip")
-    done = call("init", "made.yaml", "--env", "cli_toys:count", "--policy", *words)
-    assert done.exit_code == 0, done.output
-    assert ("no --weights" in said(done)) == noted
+FACTORIES = """
+def drawn():
+    import torch
+    return torch.nn.Linear(4, 2)
+def seeded():
+    import torch
+    torch.manual_seed(1)
+    return torch.nn.Linear(4, 2)
+def own():
+    import torch
+    net = torch.nn.Linear(4, 2, bias=False)
+    torch.nn.init.ones_(net.weight)
+    return net
+def function():
+    return lambda observations: observations[:, 2] > 0
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("name", "noted"), [("drawn", True), ("seeded", False), ("own", False), ("function", False)])
+def test_random_weights_are_noted_even_if_only_the_factory_imports_torch(tmp_path, name, noted):
+    """A policy without weights has no note on weights."""
+    (tmp_path / "made.py").write_text(FACTORIES)
+    words = ["run", "--env", "CartPole-v1", "--policy", f"made:{name}", "-n", "2"]
+    command = [sys.executable, "-m", "rl_eval", *words]
+    done = subprocess.run(command, check=True, cwd=tmp_path, capture_output=True, text=True)
+    assert ("weights at random" in done.stdout) == noted
+    assert "weights" not in done.stderr
 
 
 def said(done):

@@ -123,6 +123,62 @@ def test_quiet_is_one_line_with_short_notes(place):
     assert len(outcome.output.splitlines()) == 1
 
 
+def test_quiet_is_one_line_if_a_requirement_is_not_met(place):
+    outcome = call("run", "toy.yaml", "-o", "gate", "-q", "--require", "mean_return >= 400")
+    assert outcome.exit_code == ExitCode.REQUIREMENT
+    [line] = outcome.output.splitlines()
+    assert "episode_return_mean >= 400: is not met" in line
+    outcome = call("compare", "gate", "gate", "-q", "--fail-on", "regression", "--require", "b >= a")
+    assert outcome.exit_code == ExitCode.NO_ANSWER
+    [line] = outcome.output.splitlines()
+    assert line.count("values are equal") == 1
+    assert "b >= a: cannot be answered" in line
+
+
+def test_a_comparison_names_the_run_to_continue(place):
+    call("run", "toy.yaml", "--output", "sound")
+    cut("sound", "short", 12)
+    assert "short did not reach" in call("compare", "sound", "short", "-q").output
+
+
+@pytest.mark.parametrize(
+    "words", [("--weights", "nope.pt"), ("--set", "environment.env_kwargs.unknown=1"), ("--set", "policy.policy=a:b")]
+)
+def test_the_start_line_follows_the_checks(place, words):
+    outcome = call("run", "--env", "CartPole-v1", "--policy", "cli_toys:ones", "-n", "2", *words)
+    assert outcome.exit_code in (ExitCode.USAGE, ExitCode.FAILED)
+    assert "2 episodes" not in outcome.output
+
+
+@pytest.mark.parametrize("more", [(), ("-q",)])
+def test_a_policy_for_other_spaces_has_both_spaces_in_the_advice(place, more):
+    (place / "wide_net.py").write_text("import torch\ndef net():\n    return torch.nn.Linear(3, 2)\n")
+    words = ("run", "--env", "CartPole-v1", "--policy", "wide_net:net", "-n", "2", "-o", f"wide{len(more)}", *more)
+    output = call(*words).stdout
+    assert "of Box([-4.8 -inf -0.41887903 -inf], " in output
+    assert "and returns actions of Discrete(2)." in output
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        (("run", "toy.yaml", "-n", "ten"), "'ten': it must be"),
+        (("run", "toy.yaml", "-n", "0"), "num_episodes is 0: it must be at least 1"),
+        (("compare", "a", "b", "--fail-on", "worse"), ": 'worse' is not one of 'regression'"),
+    ],
+)
+def test_a_wrong_value_is_named_in_our_words(place, words, value):
+    outcome = call(*words)
+    assert outcome.exit_code == ExitCode.USAGE
+    assert value in outcome.output
+    assert "nput should" not in outcome.output
+
+
+def test_returns_outside_of_the_bounds_are_named(place):
+    lines = shown("bounded", "--set", "evaluation.return_bounds=[0, 11]")
+    assert "the returns are 10 to 19" in " ".join(" ".join(lines).split())
+
+
 def test_verbose_has_all_numbers(place):
     lines = shown("plain", "-v")
     assert lines[:-1] == load("plain").details.splitlines()
