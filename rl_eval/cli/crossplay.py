@@ -16,7 +16,7 @@ from rl_eval.cli.printing import AsJson, Quiet, print_json, print_line, print_no
 from rl_eval.cli.run import carry_out, deliver, exit_code_of, name_of, print_result
 from rl_eval.cli.settings import Assignments, ConfigPath, Section, find_modules_here, read_settings
 from rl_eval.cli.shared import option
-from rl_eval.errors import ConfigError, UsageError
+from rl_eval.errors import ConfigError, EpisodeError, UsageError
 
 if TYPE_CHECKING:
     from rl_eval.results.result import EvalResult
@@ -68,7 +68,9 @@ def _check_folder(folder: Path) -> None:
         raise ConfigError(problem, key="--output", value=str(folder), fix=fix)
 
 
-def _deliver(result: EvalResult, folder: Path | None, *, quiet: bool, as_json: bool) -> None:
+def _deliver(
+    result: EvalResult, folder: Path | None, mistake: EpisodeError | None, *, quiet: bool, as_json: bool
+) -> None:
     """Save and print a result with its cross-play statistics.
 
     Raises:
@@ -99,7 +101,7 @@ def _deliver(result: EvalResult, folder: Path | None, *, quiet: bool, as_json: b
         if as_json:
             print_json(described)
         elif quiet or played is None:
-            print_result(result, quiet=quiet, as_json=False)
+            print_result(result, mistake, quiet=quiet, as_json=False)
         else:
             if result.status != "complete":
                 print_report(result)
