@@ -8,9 +8,10 @@ from typing import Any
 import gymnasium as gym
 
 from rl_eval import EvalConfig
-from rl_eval.config.settings import EvalSettings, EvaluationSection
+from rl_eval.config.settings import EvalSettings
 from rl_eval.records.agents import agent_columns
 from rl_eval.runners.environment import construct_env
+from rl_eval.runners.metrics import scalar_columns
 from rl_eval.runners.multi_agent.runner import MultiAgentEvalRunner
 from rl_eval.runners.multi_agent.team import TeamEnv, Turn
 from rl_eval.testing import EvalRunnerContract
@@ -35,7 +36,9 @@ class Solo:
         observation, reward, terminated, truncated, info = self.env.step(actions["solo"])
         over = bool(terminated or truncated)
         flags = {"solo": terminated}, {"solo": truncated}
-        return Turn({"solo": observation}, () if over else ("solo",), {"solo": reward}, *flags, {"solo": info}, over)
+        return Turn(
+            {"solo": observation}, () if over else ("solo",), {"solo": reward}, *flags, {"__common__": info}, over
+        )
 
     def unread_rewards(self) -> Mapping[Any, Any]:
         return {}
@@ -49,11 +52,11 @@ class SoloRunner(MultiAgentEvalRunner):  # type: ignore[misc]
 
     def make_env(self, lane_index: int) -> Any:
         env = construct_env(self.settings.environment, self.runner_index, lane_index, 0)
-        return TeamEnv(Solo(env), (), masks=False, evaluation=EvaluationSection())
+        return TeamEnv(Solo(env), (), masks=False, evaluation=self.settings.evaluation)
 
     @classmethod
     def columns(cls, settings: EvalSettings) -> tuple[str, ...]:
-        return agent_columns(Solo.possible_agents)
+        return (*scalar_columns(settings.evaluation), *agent_columns(Solo.possible_agents))
 
 
 class TestMultiAgentRunner(EvalRunnerContract):

@@ -12,8 +12,9 @@ import pytest
 
 from rl_eval import EvalConfig, EvalRunner, SingleAgentEvalRunner, VectorEvalRunner
 from rl_eval.config.settings import EvalSettings
-from rl_eval.records.episode import EpisodeTable, Lease, RunReport
+from rl_eval.records.episode import Lease, RunReport
 from rl_eval.testing import EvalRunnerContract
+from rl_eval.testing.contracts.suite import Reference
 
 
 class Recurrent(EvalRunnerContract):
@@ -28,17 +29,15 @@ class Recurrent(EvalRunnerContract):
     num_episodes = 6
 
     @property
-    def reference(self) -> EpisodeTable:  # type: ignore[override]
+    def reference(self) -> Reference:  # type: ignore[override]
         """See :class:`EvalRunnerContract`."""
-        return reference_rows(max(self.lane_counts))
+        return reference_of(max(self.lane_counts))
 
 
 @cache
-def reference_rows(most_lanes: int) -> EpisodeTable:
-    """Return the rows of the reference loop for :class:`Recurrent`."""
-    of_suite: Any = EvalRunnerContract.reference
-    rows: EpisodeTable = of_suite.func(suite_of(SingleAgentEvalRunner, most_lanes))
-    return rows
+def reference_of(most_lanes: int) -> Reference:
+    """Return the reference of :class:`Recurrent`."""
+    return suite_of(VectorEvalRunner, most_lanes).reference_of()
 
 
 def suite_of(runner: type[EvalRunner], lanes: int = 1) -> EvalRunnerContract:

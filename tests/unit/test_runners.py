@@ -842,8 +842,9 @@ def test_slow_steps_end_a_call_in_the_middle_of_a_sweep(kind: str, lanes: int, c
 def test_half_the_lanes_idle_is_reason_to_report_early(clock: list[float]) -> None:
     """A runner that finished half of its lanes' episodes asks for more before its budget ends."""
     plan = EpisodePlan(4)
-    runner = make(lambda context: Endless(plan.seeds[:2].tolist()), lanes=4)
-    report = runner.run(leases_of(4), 1e9)
+    runner = make(lambda context: Ticking(Endless(plan.seeds[:2].tolist()), clock), lanes=4)
+    report = runner.run(leases_of(4), 1.0)
+    assert report.env_steps == 4 * 2
     assert sorted(report.rows["index"].tolist()) == [0, 1]
     assert sorted(report.progress["index"].tolist()) == [2, 3]
 

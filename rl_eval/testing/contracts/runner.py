@@ -1,6 +1,6 @@
 """Contract of a runner: one row per lease, equal rows for any number of lanes, control calls, and calls to observers.
 
-The reference is :class:`~rl_eval.SingleAgentEvalRunner`, which is a plain loop.
+The reference is a plain loop without a runner.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import gymnasium as gym
@@ -17,9 +16,17 @@ import numpy as np
 from rl_eval.errors import EvalError
 from rl_eval.records.episode import EpisodeRecord, EpisodeSpec
 from rl_eval.records.plain import canonical_digest
-from rl_eval.runners import SingleAgentEvalRunner, runner_class
+from rl_eval.runners import runner_class
 from rl_eval.runners.observers import observer_factories
-from rl_eval.testing.contracts.suite import MAX_ATTEMPTS, PATIENCE, RunnerSuite, expect, leases_of, play
+from rl_eval.testing.contracts.suite import (
+    MAX_ATTEMPTS,
+    PATIENCE,
+    RunnerSuite,
+    build_subject,
+    expect,
+    leases_of,
+    play,
+)
 from rl_eval.weights import snapshot_weights
 
 
@@ -58,17 +65,18 @@ _DIARY: Final = _Diary.__qualname__
 _METHODS: Final = ("on_episode_start", "on_step", "on_episode_end")
 
 
+def _fail(*_: Any) -> Any:
+    raise OSError("disk full")
+
+
 def _raising(where: str) -> Callable[[Any], Any]:
     """Return a factory of an observer that raises an error in ``where``, which is ``factory`` or a method."""
 
-    def fail(*args: Any) -> None:
-        raise OSError("disk full")
-
     def broken(env: Any) -> Any:
         if where == "factory":
-            fail()
+            _fail()
         observer: Any = _Diary(env)
-        setattr(observer, where, fail)
+        setattr(observer, where, _fail)
         return observer
 
     return broken
@@ -79,7 +87,7 @@ class ObserverContract(RunnerSuite):
 
     def test_an_observer_sees_every_step_of_each_episode_in_order(self) -> None:
         """Artifacts are bitwise equal to those of the reference loop."""
-        for lanes, runner in self.runners(observers=[_Diary]):
+        for lanes, runner in self.runners(observers=(_Diary,)):
             played = play(runner, leases_of(_FEW), budget_s=0.0)
             self._expect_seen(played.artifacts, {}, f"{lanes} slots")
             self.expect_reference(played.rows, f"{lanes} slots, observed")
@@ -88,7 +96,7 @@ class ObserverContract(RunnerSuite):
     def test_an_observer_sees_a_new_attempt_from_its_start(self) -> None:
         """Artifacts come from the completed attempt. Failed attempts do not call ``on_episode_end``."""
         fault = {"kind": "raise", "step": 2, "episodes": [1, 3], "attempts": [1, 2]}
-        for lanes, runner in self.runners(fault, observers=[_Diary]):
+        for lanes, runner in self.runners(fault, observers=(_Diary,)):
             self._expect_seen(play(runner, leases_of(_FEW)).artifacts, {1: 3, 3: 3}, f"{lanes} slots, with faults")
 
     def test_what_an_observer_raises_is_its_own(self) -> None:
@@ -99,7 +107,7 @@ class ObserverContract(RunnerSuite):
         for where in ("factory", *_METHODS):
             broken = _raising(where)
             (name,) = observer_factories([broken])
-            for lanes, runner in self.runners(observers=[broken, _Diary]):
+            for lanes, runner in self.runners(observers=(broken, _Diary)):
                 played, what = play(runner, leases_of(_FEW)), f"{lanes} slots, an observer raises in {where}"
                 expect(played.faults, (), f"faults, {what}")
                 self.expect_reference(played.rows, what)
@@ -116,7 +124,7 @@ class ObserverContract(RunnerSuite):
         """
         for fresh in (True, False):
             leases = [lease.with_how(again=True, fresh=fresh) for lease in leases_of(3)]
-            for lanes, runner in self.runners(observers=[_Diary]):
+            for lanes, runner in self.runners(observers=(_Diary,)):
                 played, what = play(runner, leases), f"{lanes} slots, fresh={fresh}"
                 self.expect_reference(played.rows, what)
                 expect(played.artifacts, {}, f"artifacts, {what}")
@@ -130,25 +138,16 @@ class ObserverContract(RunnerSuite):
             what: Description of the run for the message.
         """
         kept = [(index, name) for index in sorted(artifacts) for name in artifacts[index]]
-        expect(kept, [(index, _DIARY) for index in sorted(self._seen)], f"episodes and observers of artifacts, {what}")
-        for index, due in self._seen.items():
-            seen = artifacts[index][_DIARY]
-            expect(
-                seen[:3], (index, due.seed, attempts.get(index, 1)), f"index, seed and attempt of an artifact, {what}"
-            )
-            if seen.steps != due.steps:
+        expect(kept, [(index, _DIARY) for index in range(_FEW)], f"episodes and observers of artifacts, {what}")
+        for lease, due in zip(leases_of(_FEW), self.reference.steps, strict=False):
+            seen, start = artifacts[lease.index][_DIARY], (lease.index, lease.seed, attempts.get(lease.index, 1))
+            expect(seen[:3], start, f"index, seed and attempt of an artifact, {what}")
+            if seen.steps != due:
                 raise AssertionError(
-                    f"{what}: the {len(seen.steps) - 1} steps that the observer of episode {index} got differ from the "
-                    f"{len(due.steps) - 1} steps of the reference loop. Call the observer once after the reset and "
+                    f"{what}: the {len(seen.steps) - 1} steps that the observer of episode {lease.index} got differ "
+                    f"from the {len(due) - 1} steps of the plain loop. Call the observer once after the reset and "
                     "once after each step, in order, with the values of the environment."
                 )
-
-    @cached_property
-    def _seen(self) -> dict[int, _Seen]:
-        """Artifacts of the observer in the reference loop, by index."""
-        with self.make_runner(1, runner=SingleAgentEvalRunner, observers=[_Diary]) as runner:
-            artifacts = play(runner, leases_of(_FEW)).artifacts
-        return {index: kept[_DIARY] for index, kept in artifacts.items()}
 
 
 _TIMEOUT_S: Final = 0.1
@@ -208,13 +207,24 @@ class EvalRunnerContract(ObserverContract):
             for report in reports:
                 expect(report.infos.shape, (len(report.rows), len(names)), f"shape of infos, whose columns are {names}")
 
+    def test_sums_and_infos_are_those_of_the_reference_loop(self) -> None:
+        """Rows have the discounted return, success, info scalars and limit of their own episode."""
+        others: dict[str, Any] = {"gamma": 0.9, "info_keys": (_TOLD,), "success_key": None, "metrics": {}}
+        others |= {"max_episode_steps": _LIMIT, "wrapper": _Telling}
+        reference = self.reference_of(**others)
+        for lanes, runner in self.runners(**others):
+            played, what = play(runner, leases_of(self.num_episodes)), f"{lanes} slots, with infos"
+            self.expect_reference(played.rows, what, reference)
+            column = [*type(runner).columns(self.settings_of(lanes, **others))].index(_TOLD)
+            got, due = played.infos[:, column], reference.infos[played.rows["index"], 0]
+            expect(str(got), str(due), f"info scalars, {what}")
+
     def test_the_numerics_key_is_the_references(self) -> None:
         """A runner without leases reports only its numerics key.
 
-        The key equals that of the reference loop, for any number of lanes.
+        The key equals that of the plain loop, for any number of lanes.
         """
-        with self.make_runner(1, runner=SingleAgentEvalRunner) as reference:
-            key = reference.run().numerics
+        key = self.reference.numerics
         for lanes, runner in self.runners():
             report = runner.run()
             expect(dict(report.numerics), dict(key), f"numerics key, {lanes} slots")
@@ -224,14 +234,14 @@ class EvalRunnerContract(ObserverContract):
     # ------------------------------------------------------------------ faults
 
     def test_a_fault_is_retried_with_the_same_seed(self) -> None:
-        """An exception in reset or step uses up an attempt.
+        """An exception in reset or step uses up an attempt, and its environment is not used again.
 
         The fault has the number of the attempt, and no outcome changes.
         """
         faulty_ones, leases = {1, 3}, leases_of(self.num_episodes)
         for phase in ("reset", "step"):
             fault = {"kind": "raise", "phase": phase, "episodes": sorted(faulty_ones), "attempts": [1, 2]}
-            for lanes, runner in self.runners(fault):
+            for lanes, runner in self.runners(fault, wrapper=_Fragile):
                 played, what = play(runner, leases), f"{lanes} slots, faults in {phase}"
                 self.expect_reference(played.rows, what)
                 attempts = {int(row["index"]): int(row["attempts"]) for row in played.rows}
@@ -250,6 +260,18 @@ class EvalRunnerContract(ObserverContract):
                 self.expect_reference(played.rows, what)
                 reported = sorted((at.index, at.attempt, at.cause) for at in played.faults)
                 expect(reported, [(0, 1, "env"), (2, 1, "env")], f"faults, {what}")
+
+    def test_an_error_of_the_policy_is_its_own_fault(self) -> None:
+        """An exception in ``act`` uses up an attempt. The fault's cause is the policy."""
+        for lanes in self.lane_counts:
+            policy: Any = build_subject(self.settings).policy
+            with self.make_runner(lanes, policy=policy) as runner:
+                runner.run()  # The probe.
+                act, policy.act = policy.act, _fail
+                faults = {(fault.cause, fault.phase, fault.step) for fault in play(runner, leases_of(_FEW)).faults}
+                expect(faults, {("policy", "act", 0)}, f"cause, phase and step of faults, {lanes} slots")
+                policy.act = act
+                self.expect_reference(play(runner, leases_of(_FEW)).rows, f"{lanes} slots, after faults of the policy")
 
     def test_a_failed_attempt_is_reported_and_frees_its_lane(self) -> None:
         """A failed attempt has a fault and no row, because the group decides on another attempt.
@@ -309,7 +331,7 @@ class EvalRunnerContract(ObserverContract):
     def test_abort_gives_everything_back(self) -> None:
         """With ``abort``, live episodes are dropped, and unfinished leases are returned.
 
-        Later episodes do not change.
+        Steps of dropped episodes count, and later episodes do not change.
         """
         for lanes, runner in self.runners():
             leases = leases_of(lanes + self.num_episodes)
@@ -319,6 +341,8 @@ class EvalRunnerContract(ObserverContract):
             report = runner.run((), 0.0, abort=True)
             expect(sorted(report.returned), [at.index for at in unfinished], f"returned leases, {lanes} slots")
             expect((len(report.progress), len(report.rows)), (0, 0), f"live slots and rows after abort, {lanes} slots")
+            taken = [sum(int(at.rows["length"].sum()) for at in reports), int(reports[-1].progress["step"].sum())]
+            expect(sum(at.env_steps for at in (*reports, report)), sum(taken), f"env_steps after abort, {lanes} slots")
             self.expect_reference(play(runner, unfinished).rows, f"{lanes} slots, after abort")
 
     def test_leases_that_come_with_an_abort_are_run(self) -> None:
@@ -360,6 +384,45 @@ class EvalRunnerContract(ObserverContract):
             runner.run(leases_of(lanes), 0.0)
             expect(0 < len(open_envs) <= lanes, True, f"1 to {lanes} environments are open during a run")
         expect(len(open_envs), 0, "environments open after stop()")
+
+
+_LIMIT: Final = 5
+_TOLD: Final = "told"
+
+
+class _Telling(gym.Wrapper[Any, Any, Any, Any]):
+    """Wrapper whose seeds decide whether steps report infos, and whether step ``_LIMIT`` truncates the episode."""
+
+    def reset(self, *, seed: int | None = None, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        self._seed, self._steps = int(seed or 0), 0
+        return self.env.reset(seed=seed, **kwargs)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self._steps += 1
+        if self._seed & 1 and self._steps % 4:
+            info = {"is_success": self._steps % 3 == 0, _TOLD: self._steps}
+        return observation, reward, terminated, truncated or bool(self._seed & 2 and self._steps == _LIMIT), info
+
+
+class _Fragile(gym.Wrapper[Any, Any, Any, Any]):
+    """Wrapper that raises again after an error."""
+
+    _broken = False
+
+    def reset(self, **kwargs: Any) -> Any:
+        return self._call(self.env.reset, **kwargs)
+
+    def step(self, action: Any) -> Any:
+        return self._call(self.env.step, action)
+
+    def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._broken:
+            raise RuntimeError("an environment is used again after an error")
+        self._broken = True
+        result = function(*args, **kwargs)
+        self._broken = False
+        return result
 
 
 class _Endless(gym.Wrapper[Any, Any, Any, Any]):

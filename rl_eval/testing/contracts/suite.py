@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final, NamedTuple
@@ -12,11 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.config.builder import EvalConfig
-from rl_eval.config.settings import EvalSettings, RunnersSection, with_values
+from rl_eval.config.settings import EvalSettings, EvaluationSection, RunnersSection, with_values
 from rl_eval.policies import adapt_policy
+from rl_eval.policies.inference.inference import RowInference
 from rl_eval.protocols import EnvContext, Policy
-from rl_eval.records.episode import EpisodeSpec, EpisodeTable, Fault, Lease, RunReport
-from rl_eval.runners import Runner, SingleAgentEvalRunner, runner_class
+from rl_eval.records.episode import ROW, EpisodeSpec, Fault, Lease, Outcome, Row, RunReport, Truncation
+from rl_eval.records.plain import canonical_digest
+from rl_eval.runners import Runner, runner_class
 from rl_eval.runners.environment import construct_env
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.testing.faulty_env import faulty
@@ -54,6 +57,57 @@ def build_subject(settings: EvalSettings) -> Subject:
     return Subject(policy, *spaces)
 
 
+class Reference(NamedTuple):
+    """Episodes of a plain loop, in index order, and the numerics key of its inference."""
+
+    rows: npt.NDArray[np.void]
+    infos: npt.NDArray[np.float64]
+    steps: list[tuple[bytes, ...]]
+    """For each episode: digest of the first observation, and a digest of the action and the results of each step."""
+    numerics: Mapping[str, Any]
+
+
+def plain_loop(settings: EvalSettings, env: Any, policy: Policy, specs: Sequence[EpisodeSpec]) -> Reference:
+    """Run episodes one after the other, without a runner. The inference is shared, because it defines the actions."""
+    inference = RowInference(policy, env.observation_space, env.action_space, 1, settings.policy)
+    inference.probe()
+    played = [_episode(settings.evaluation, env, inference, spec) for spec in specs]
+    rows, infos, steps = map(list, zip(*played, strict=True))
+    return Reference(np.array(rows, ROW), np.array(infos), steps, inference.numerics)
+
+
+def _episode(
+    section: EvaluationSection, env: Any, inference: RowInference, spec: EpisodeSpec
+) -> tuple[tuple[Any, ...], list[float], tuple[bytes, ...]]:
+    """Run one episode; return its row, its info scalars and the digests of its steps."""
+    env.get_wrapper_attr("begin_episode")(spec.position, spec.seed, 1)
+    observation, _ = env.reset(**spec.reset_arguments)
+    inference.begin(0, spec.seed)
+    total, discounted, discount, once, at_end = 0.0, 0.0, 1.0, -1, -1
+    scalars, steps = dict.fromkeys(section.info_keys, math.nan), [canonical_digest(observation)]
+    terminated, cut = False, Truncation.NONE
+    while not (terminated or cut):
+        inference.observations.write(0, observation)
+        action = inference.act()[0][0]
+        observation, reward, terminated, truncated, info = env.step(action)
+        steps.append(canonical_digest((observation, action, reward, terminated, truncated, info)))
+        total, discounted = total + float(reward), discounted + discount * float(reward)
+        discount *= section.gamma
+        first, second = section.success_keys
+        if (success := info.get(first, info.get(second))) in (0, 1):
+            at_end, once = int(success), max(once, int(success))
+        scalars |= {key: info[key] for key in scalars if key in info}
+        if truncated:
+            cut = Truncation.ENVIRONMENT
+        elif not terminated and len(steps) > (section.max_episode_steps or math.inf):
+            cut = Truncation.MAX_EPISODE_STEPS
+    ending = bool(terminated), bool(cut), cut, once, at_end, Outcome.COMPLETED
+    row = Row(spec.index, spec.seed, total, discounted, len(steps) - 1, *ending)
+    return row, [*scalars.values()], tuple(steps)
+
+
+_FREE: Final = ("attempts", "runner", "weights_version", "reset_seconds", "step_seconds", "inference_seconds")
+"""Columns that may differ from those of the reference."""
 MAX_ATTEMPTS: Final = 3
 PATIENCE: Final = 200
 """Maximum number of consecutive calls without progress."""
@@ -65,6 +119,7 @@ class Played(NamedTuple):
     """Combined reports of leases that ran to the end."""
 
     rows: npt.NDArray[np.void]
+    infos: npt.NDArray[np.float64]
     faults: tuple[Fault, ...]
     env_steps: int
     artifacts: dict[int, Mapping[str, Any]]
@@ -74,7 +129,7 @@ class Played(NamedTuple):
 
 
 class RunnerSuite:
-    """Base of tests of runners. It builds runners of the tested class and of the reference class."""
+    """Base of tests of runners. It builds runners of the tested class, and runs the reference."""
 
     runner: str | type[Runner]
     """Runner class, or another value of ``runners.runner``."""
@@ -94,51 +149,64 @@ class RunnerSuite:
         return policy.environment("CartPole-v1").build()
 
     @cached_property
-    def reference(self) -> EpisodeTable:
-        """Rows of the reference loop."""
-        leases = leases_of(max(self.lane_counts) + self.num_episodes)
-        table = EpisodeTable(len(leases))
-        with self.make_runner(1, runner=SingleAgentEvalRunner) as runner:
-            table.fill(play(runner, leases).rows)
-        return table
+    def reference(self) -> Reference:
+        """Episodes of the plain loop."""
+        return self.reference_of()
+
+    def reference_of(self, **others: Any) -> Reference:
+        """Run the plain loop. The arguments are those of :meth:`settings_of`."""
+        settings, plan = self.settings_of(1, **others), EpisodePlan(max(self.lane_counts) + self.num_episodes)
+        with contextlib.closing(construct_env(settings.environment, 0, 0, 1)) as env:
+            return plain_loop(settings, env, self.subject.policy, [plan[index] for index in range(len(plan))])
+
+    @cached_property
+    def subject(self) -> Subject:
+        """Policy with which the plain loop acts."""
+        return build_subject(self.settings)
 
     @cached_property
     def weights(self) -> WeightsSnapshot | None:
         """Weights of every runner; None for a policy without weights."""
-        return build_subject(self.settings).snapshot()
+        return self.subject.snapshot()
 
-    @contextlib.contextmanager
-    def make_runner(
+    def settings_of(
         self,
         lanes: int,
         fault: Mapping[str, Any] | None = None,
         *,
-        runner: str | type[Runner] | None = None,
         wrapper: Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]] | None = None,
         timeout_s: float | None = None,
-        observers: Sequence[Callable[[Any], Any]] = (),
-    ) -> Iterator[Runner]:
-        """Context with a new runner, which is stopped when the context ends.
+        **evaluation: Any,
+    ) -> EvalSettings:
+        """Return the settings of a runner.
 
         Args:
             lanes: Number of lanes.
             fault: Arguments of :class:`FaultyEnv`; None for no faults.
-            runner: Runner class; by default, the tested class.
             wrapper: Wrapper for every environment.
             timeout_s: Time limit of an attempt, in seconds. With this argument, there is no step limit.
-            observers: Factories of observers.
+            evaluation: Other values of keys of ``evaluation``, such as ``observers``.
         """
-        selected = runner_class(self.runner if runner is None else runner)
         section = self.settings.environment
         env_kwargs = {"env": section.env, "env_kwargs": section.env_kwargs, **(fault or {})}
         limits = {} if timeout_s is None else {"max_episode_steps": None}
-        settings = with_values(
-            self.settings.model_copy(update={"runners": RunnersSection(runner=selected, num_envs_per_runner=lanes)}),
+        runners = RunnersSection(runner=runner_class(self.runner), num_envs_per_runner=lanes)
+        return with_values(
+            self.settings.model_copy(update={"runners": runners}),
             environment={"env": _factory(wrapper), "env_kwargs": env_kwargs},
-            evaluation={"observers": tuple(observers), **limits},
+            evaluation={**limits, **evaluation},
             fault_tolerance={"episode_timeout_s": timeout_s or 3600.0},
         )
-        built = selected(settings, 0)
+
+    @contextlib.contextmanager
+    def make_runner(
+        self, lanes: int, fault: Mapping[str, Any] | None = None, *, policy: Policy | None = None, **others: Any
+    ) -> Iterator[Runner]:
+        """Context with a new runner, which is stopped when the context ends.
+
+        The arguments are those of :meth:`settings_of`, and ``policy``, which replaces the configured policy.
+        """
+        built = runner_class(self.runner)(self.settings_of(lanes, fault, **others), 0, policy)
         try:
             if self.weights is not None:
                 built.set_weights(self.weights)
@@ -147,21 +215,21 @@ class RunnerSuite:
             built.stop()
 
     def runners(self, fault: Mapping[str, Any] | None = None, **others: Any) -> Iterator[tuple[int, Runner]]:
-        """Yield each tested number of lanes, with a runner. The arguments are those of :meth:`make_runner`."""
+        """Yield each tested number of lanes, with a runner. The arguments are those of :meth:`settings_of`."""
         for lanes in self.lane_counts:
             with self.make_runner(lanes, fault, **others) as runner:
                 yield lanes, runner
 
-    def expect_reference(self, rows: npt.NDArray[np.void], what: str) -> None:
-        """Assert that rows equal the rows of the reference loop."""
-        wrong = self.reference.mismatches(rows, np.zeros((len(rows), 0)))
-        if wrong:
-            row = rows[rows["index"] == wrong[0]][0]
-            raise AssertionError(
-                f"{what}: rows {wrong} differ from those of the reference loop. Episode {wrong[0]} is {row} instead of "
-                f"{self.reference.rows[wrong[0]]}. Index, seed, return, length, terminated, truncated and success must "
-                "be equal."
-            )
+    def expect_reference(self, rows: npt.NDArray[np.void], what: str, reference: Reference | None = None) -> None:
+        """Assert that rows equal the rows of the plain loop, or of another reference."""
+        due = (reference or self.reference).rows[rows["index"]]
+        columns = [name for name in ROW.names or () if name not in _FREE]
+        for ours, row in zip(due, rows, strict=True):
+            if wrong := [name for name in columns if ours[name] != row[name]]:
+                raise AssertionError(
+                    f"{what}: {', '.join(wrong)} of episode {row['index']} differ from the plain loop. The row is "
+                    f"{row} instead of {ours}"
+                )
 
 
 def leases_of(count: int) -> list[Lease]:
@@ -201,7 +269,7 @@ def play(
         reports.append(runner.run(again, budget_s))
         idle = 0 if reports[-1].env_steps or len(reports[-1].rows) or reports[-1].faults else idle + 1
     reports.append(runner.run((), 0.0))
-    rows = np.concatenate([report.rows for report in reports])
+    rows, infos = (np.concatenate([getattr(report, name) for report in reports]) for name in ("rows", "infos"))
     failed = sum(fault.attempt >= MAX_ATTEMPTS for report in reports for fault in report.faults)
     indices = sorted(rows["index"].tolist())
     if len(rows) + failed != count or len(set(indices)) != len(rows):
@@ -211,6 +279,7 @@ def play(
         )
     return Played(
         rows,
+        infos,
         faults=tuple(fault for report in reports for fault in report.faults),
         env_steps=sum(report.env_steps for report in reports),
         artifacts=_by_index(reports),
