@@ -17,7 +17,7 @@ from rl_eval.errors import EvalError, summary_of
 from rl_eval.policies import adapt_policy
 from rl_eval.policies.inference.inference import RowInference
 from rl_eval.policies.inference.probe import BLOCK
-from rl_eval.policies.live import configured_weights
+from rl_eval.policies.subject import configured_weights
 from rl_eval.records.episode import Lease
 from rl_eval.results.source_code import package_version
 from rl_eval.runners.core import RunnerCore

@@ -216,7 +216,7 @@ def earlier_result(
     """
     from rl_eval.log.storage import is_uri, open_storage
     from rl_eval.log.writer import other_run
-    from rl_eval.policies.live import configured_weights
+    from rl_eval.policies.subject import configured_weights
     from rl_eval.results.files import RESULT_FILE, is_log_folder, summary_in
     from rl_eval.results.provenance import manifest_of
 

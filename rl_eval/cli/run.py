@@ -214,7 +214,7 @@ def _put_aside(
     from rl_eval.log import EvaluationLog
     from rl_eval.log.contents import read_manifest
     from rl_eval.log.storage import open_storage
-    from rl_eval.policies.live import configured_weights
+    from rl_eval.policies.subject import configured_weights
     from rl_eval.recording.replay import recorded_config
     from rl_eval.results.provenance import manifest_of
 

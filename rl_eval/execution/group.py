@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import copy
 import importlib
 import logging
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,12 +14,11 @@ from functools import cached_property, partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, final
 
-from rl_eval.adapters import integration_for
 from rl_eval.backends import Backend
 from rl_eval.backends.pickling import pickled
 from rl_eval.config.builder import EvalConfig, settings_of
 from rl_eval.config.settings import EvalSettings, PolicySection, check_runner, with_values
-from rl_eval.errors import ConfigError, EvalError, UsageError, WeightsError, checked_keywords
+from rl_eval.errors import ConfigError, EvalError, UsageError, checked_keywords
 from rl_eval.errors.other_names import no_attribute
 from rl_eval.errors.redaction import learn
 from rl_eval.execution.aspects import default_aspects
@@ -32,7 +29,7 @@ from rl_eval.execution.mistakes import mistake_in
 from rl_eval.execution.outcome import Aspect, EvalOutcome
 from rl_eval.execution.runner_pool import GroupWeights, PublishedWeights, RunnerPool
 from rl_eval.execution.session import Opening
-from rl_eval.policies.live import check_policies, configured_weights, live_policies, with_live, without_live
+from rl_eval.policies.subject import Subject, configured_weights, subject_of
 from rl_eval.results.result import EvalResult
 from rl_eval.results.source_code import code_of
 from rl_eval.runners import EvalRunner
@@ -41,8 +38,6 @@ from rl_eval.weights import (
     HeldWeights,
     WeightsSnapshot,
     add_missing,
-    check_tensors,
-    is_distributed,
     keep_unsent,
     snapshot_weights,
 )
@@ -117,18 +112,19 @@ class EvalRunnerGroup:
             )
             fix = "Pass threaded=True, or set runners.num_runners to 0."
             raise ConfigError(problem, key="threaded", value=False, fix=fix)
-        settings, live = _checked(settings, policy)
+        settings, self._subject = _checked(settings, policy)
         self.settings = settings
         """Settings reported in results; runners keep those of construction or of :meth:`reconfigure`."""
         self._threaded = threaded
         self._lock = threading.Lock()
         self._post_lock = threading.Lock()
         """Lock that is held while several jobs are posted together, so that no other job comes between them."""
-        weights = _initial_weights(settings.policy, live)
+        packed = self._subject.packed(settings)
+        weights = _initial_weights(settings.policy, packed[1])
         self._callbacks = callbacks
         self._folder = current_folder()
         """Working directory at construction."""
-        self._backend = _make_backend(*_for_runners(settings, live), threaded=threaded)
+        self._backend = _make_backend(*packed, threaded=threaded)
         self._weights = self._first_weights(weights)
         self._pool = RunnerPool(self._backend, settings, self._weights)
         if callbacks is not None:
@@ -162,11 +158,12 @@ class EvalRunnerGroup:
         """
         from rl_eval.config.runner_processes import check_processes
 
-        settings, live = _checked(settings_of(config), policy)
+        settings, subject = _checked(settings_of(config), policy)
         check_processes(self.settings, settings)
-        weights = _initial_weights(settings.policy, live)
+        packed = subject.packed(settings)
+        weights = _initial_weights(settings.policy, packed[1])
         with self._post_lock:
-            payload = self._backend.pack(*_for_runners(settings, live))
+            payload = self._backend.pack(*packed)
             group_weights = self._first_weights(weights)
 
             def change(pool: RunnerPool, now: float) -> None:
@@ -175,7 +172,7 @@ class EvalRunnerGroup:
 
             job = Reconfigure(change)
             self._loop.post(job)
-            self.settings, self._weights = settings, group_weights
+            self.settings, self._subject, self._weights = settings, subject, group_weights
             for cached in ("_code", "sampler"):
                 vars(self).pop(cached, None)
         job.future.result()
@@ -196,6 +193,7 @@ class EvalRunnerGroup:
         accept_code_change: bool = False,
         held: HeldWeights | None = None,
         on_submitted: Callable[[EvalHandle], object] | None = None,
+        subject: Subject | None = None,
     ) -> EvalHandle:
         """Start an evaluation and return its handle.
 
@@ -218,6 +216,7 @@ class EvalRunnerGroup:
             held: Object that receives the evaluated weights when the evaluation starts.
             on_submitted: Function that is called with the handle before any work starts. It must not call the group. In
                 a group without a thread, use it to watch or cancel the evaluation.
+            subject: Policies that the result names, such as the file with ``weights``; by default those of the group.
 
         Raises:
             ConfigError: A value is out of range, or the folder cannot be used.
@@ -229,14 +228,15 @@ class EvalRunnerGroup:
             problem = f"version is {version}, but there are no new weights"
             raise ConfigError(problem, key="version", value=version, fix="Pass weights=..., or remove version.")
         with self._post_lock, contextlib.ExitStack() as opened:
-            settings = with_values(self.settings, evaluation=changes)
+            subject = subject or self._subject
+            settings = with_values(subject.described(self.settings), evaluation=changes)
             plan = settings.plan()
             log = _open_log(None if output is None else self._located(output), accept_code_change)
             if log is not None:
                 opened.callback(log.close)
             sync = None if weights is None else self._weights_job(weights, version)
             jobs = None if follow_up is None else follow_up.jobs
-            outcome = EvalOutcome(settings, plan, log, jobs, self._aspects)
+            outcome = EvalOutcome(settings, plan, log, jobs, self._aspects, subject)
             handle = outcome.handle
             handle.weights_version = self._weights.posted_version
             if self._callbacks is not None:
@@ -541,7 +541,7 @@ class EvalRunnerGroup:
     def _code(self) -> dict[str, Any]:
         """Digests of the code of environment and policy at the first evaluation; empty if they cannot be computed."""
         with contextlib.suppress(Exception):  # Users' objects may raise, and this only describes them.
-            return {"code": code_of(self.settings)}
+            return {"code": code_of(self.settings, self._subject)}
         return {}
 
     def _first_weights(self, weights: WeightsSnapshot | None) -> GroupWeights:
@@ -584,29 +584,16 @@ def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _checked(settings: EvalSettings, policy: Any) -> tuple[EvalSettings, Any]:
-    """Return checked settings, and the policy for the runners: an object, several objects by id, or a string.
+def _checked(settings: EvalSettings, policy: Any) -> tuple[EvalSettings, Subject]:
+    """Return checked settings without policy objects, and the policies.
 
     Raises:
         ConfigError: The settings are invalid.
     """
-    if policy is not None:
-        settings = with_live(settings, policy)
+    settings, subject = subject_of(settings, policy)
     check_runner(settings)
-    check_policies(settings.policy)
-    live = settings.policy.policy if not settings.policy.policies else live_policies(settings.policy)
-    if live is None:
-        problem = "policy.policy is missing"
-        raise ConfigError(
-            problem, key="policy.policy", fix='Set policy.policy, or pass a policy object as the argument "policy".'
-        )
     learn(settings.model_dump())  # They may come from another process.
-    return settings, live if isinstance(live, str) else portable_policy(live)
-
-
-def _for_runners(settings: EvalSettings, live: Any) -> tuple[EvalSettings, Any]:
-    """Return settings and policy object for a backend. If the policy is a string, it stays in the settings."""
-    return (settings, None) if isinstance(live, str) else (without_live(settings), live)
+    return settings, subject
 
 
 def _read_columns(settings: EvalSettings) -> None:
@@ -656,27 +643,3 @@ def _make_backend(settings: EvalSettings, policy: Any, *, threaded: bool) -> Bac
     from rl_eval.backends.ray_actors import RayBackend
 
     return RayBackend(settings, policy)
-
-
-def portable_policy(policy: Any) -> Any:
-    """Return a policy, or several by id, that can be unpickled without the device and the trainer of the original.
-
-    A policy is copied only if necessary.
-
-    Raises:
-        WeightsError: A tensor of the policy cannot be copied.
-    """
-    if type(policy) is dict:
-        return {name: portable_policy(one) for name, one in policy.items()}
-    if (detach := integration_for(policy, "portable")) is not None:
-        policy = detach(policy)
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(policy, torch.nn.Module):
-        return policy
-    if distributed := [name for name, tensor in policy.named_parameters() if is_distributed(tensor)]:
-        fix = "Pass a module without DTensors as the policy of an Evaluator, and this module as weights."
-        raise WeightsError(f"parameter {distributed[0]!r} of the policy is a DTensor", key=distributed[0], fix=fix)
-    if all(tensor.device.type == "cpu" for tensor in [*policy.parameters(), *policy.buffers()]):
-        return policy
-    check_tensors(policy)
-    return copy.deepcopy(policy).cpu()

@@ -18,6 +18,7 @@ from rl_eval.execution.handle import EvalHandle, EvalProgress, EventRing
 from rl_eval.execution.jobs import Job
 from rl_eval.execution.record_store import RecordStore
 from rl_eval.execution.runner_pool import Member, RunnerPool
+from rl_eval.policies.subject import Subject
 from rl_eval.records.determinism import UNFINISHED
 from rl_eval.records.episode import EpisodeTable, Lease, RunReport, set_aside_rows
 from rl_eval.results.metrics import Timing
@@ -101,6 +102,7 @@ class EvalOutcome:
         log: Open evaluation log; None without a log.
         follow_up: Function that takes the result, and returns the jobs that follow.
         aspects: Functions that build the aspects of the evaluation.
+        subject: Policies of the evaluation; None for those that the settings name.
     """
 
     def __init__(
@@ -110,8 +112,10 @@ class EvalOutcome:
         log: EvaluationLog | None = None,
         follow_up: Callable[[EvalResult], list[Job]] | None = None,
         aspects: Sequence[Callable[[EvalOutcome], Aspect]] = (),
+        subject: Subject | None = None,
     ) -> None:
         self.settings, self.plan = settings, plan
+        self.subject = subject or Subject(settings.policy)
         self.store = RecordStore(len(plan), settings.runners.runner_class.columns(settings), log)
         self.weights: WeightsSnapshot | None = None
         self.ring = EventRing()

@@ -255,7 +255,9 @@ class Opening(Job):
     def _read(self) -> None:
         outcome = self._outcome
         try:
-            read = outcome.store.read(lambda: manifest_of(outcome.settings, outcome.plan, outcome.weights))
+            read = outcome.store.read(
+                lambda: manifest_of(outcome.settings, outcome.plan, outcome.weights, outcome.subject)
+            )
         except BaseException as error:
             self._reading.set_exception(error)
         else:

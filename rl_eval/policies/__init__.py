@@ -23,7 +23,7 @@ from rl_eval.config.policy_sources import changed_files, file_digests
 from rl_eval.config.references import import_attribute, required, takes_observations
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError, PolicyError, summary_of
-from rl_eval.policies.live import check_arguments
+from rl_eval.policies.subject import check_arguments
 from rl_eval.protocols import NoiseSource, Policy
 from rl_eval.supervision.caller import survivable
 from rl_eval.weights import module_of
@@ -50,8 +50,10 @@ _ACTS: Final = {
 """Functions of observations for objects of other libraries, by the name of the method with which the object acts."""
 
 
-def adapt_policy(section: PolicySection, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> Policy:
-    """Build the configured policy.
+def adapt_policy(
+    section: PolicySection, observation_space: gym.Space[Any], action_space: gym.Space[Any], policy: Any = None
+) -> Policy:
+    """Build the configured policy, or adapt the policy object that replaces it.
 
     A factory is called with ``policy_kwargs``, and with ``observation_space`` and ``action_space`` if its signature
     has parameters of these names. A named function whose only required parameter is ``obs``, ``observation`` or
@@ -60,7 +62,7 @@ def adapt_policy(section: PolicySection, observation_space: gym.Space[Any], acti
     Raises:
         ConfigError: There is no policy, or the object cannot be used as a policy.
     """
-    candidate = section.policy
+    candidate = section.policy if policy is None else policy
     if candidate is None:
         problem = "policy.policy is missing"
         fix = (
@@ -69,7 +71,7 @@ def adapt_policy(section: PolicySection, observation_space: gym.Space[Any], acti
         )
         raise ConfigError(problem, key="policy.policy", fix=fix)
     check_arguments(section)
-    if isinstance(candidate, str):
+    if named := isinstance(candidate, str):
         candidate = _from_factory(section, observation_space, action_space)
     if inspect.isclass(candidate):
         problem = f"policy.policy is the class {candidate.__name__}"
@@ -94,7 +96,7 @@ def adapt_policy(section: PolicySection, observation_space: gym.Space[Any], acti
         _check_forward(candidate, torch.nn.Module.forward)
         _to_device(candidate, section.device)
         return ModulePolicy(candidate, action_space, section.deterministic, section.device)
-    _check_callable(candidate, section)
+    _check_callable(candidate, named)
     if not section.deterministic:
         problem = (
             "policy.deterministic is False, but the policy is a plain callable, whose distribution rl_eval cannot see"
@@ -140,7 +142,7 @@ def _advice(names: Collection[str], reference: str) -> str:
     return next(found, "").format(reference)
 
 
-def _check_callable(candidate: Any, section: PolicySection) -> None:
+def _check_callable(candidate: Any, named: bool) -> None:
     if isinstance(candidate, Mapping):
         problem, fix = (
             "policy.policy is a mapping, such as a state dict",
@@ -148,7 +150,7 @@ def _check_callable(candidate: Any, section: PolicySection) -> None:
         )
         raise ConfigError(problem, key="policy.policy", value=type(candidate).__name__, fix=fix)
     if not callable(candidate):
-        made = "built " if isinstance(section.policy, str) else "is "
+        made = "built " if named else "is "
         call = _call_of(candidate)
         problem = f"policy.policy {made}{candidate!r}, which is not a module, a callable or a Policy"
         fix = f"Pass a function of a batch of observations{call and f', such as {call}'}."

@@ -22,7 +22,7 @@ from rl_eval.config.policy_sources import changed_files
 from rl_eval.config.settings import EvalSettings, make_settings, needs_processes
 from rl_eval.errors import ConfigError, UsageError, WeightsError
 from rl_eval.errors.redaction import MASK
-from rl_eval.policies.live import configured_weights, live_policies, with_live
+from rl_eval.policies.subject import configured_weights, subject_of
 from rl_eval.records.episode import (
     EpisodeRecord,
     EpisodeSpec,
@@ -173,11 +173,8 @@ def rebuilt_runner(
         WeightsError: The weights are not those of the run.
         ConfigError: The recorded config cannot be used again.
     """
-    settings = _settings(result.provenance, config, policy, trust)
-    if policy is not None:
-        settings = with_live(settings, policy)
-    named = isinstance(settings.policy.policy, str)
-    live = live_policies(settings.policy) if settings.policy.policies else None if named else settings.policy.policy
+    settings, subject = subject_of(_settings(result.provenance, config, policy, trust), policy)
+    settings, live = subject.packed(settings)
     weights = _weights(result.provenance["weights"], settings, live)
     with working_in(None):  # An environment may change the working directory.
         try:
@@ -299,7 +296,7 @@ def _weights(recorded: Mapping[str, Any], settings: EvalSettings, live: Any) -> 
     if section.policies:
         source = "the mapping of policies"
     elif live is not None:
-        source, section = "the policy", section.model_copy(update={"weights": None, "weights_key": None})
+        source = "the policy"
     elif section.weights is None:
         raise WeightsError("the weights of the run came from a policy object", key="policy", fix=_GIVE_AGAIN)
     else:

@@ -20,6 +20,7 @@ from rl_eval.adapters import loader_of
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import UntrustedError
 from rl_eval.errors.redaction import redact_command
+from rl_eval.policies.subject import Subject
 from rl_eval.records.plain import leaves, plain
 from rl_eval.results.source_code import code_of, package_version
 from rl_eval.scheduling.plan import EpisodePlan
@@ -95,7 +96,9 @@ def _described_weights(weights: WeightsSnapshot | None, files: dict[str, str]) -
     return described | ({"files": files} if files else {})
 
 
-def manifest_of(settings: EvalSettings, plan: EpisodePlan, weights: WeightsSnapshot | None) -> Manifest:
+def manifest_of(
+    settings: EvalSettings, plan: EpisodePlan, weights: WeightsSnapshot | None, subject: Subject | None = None
+) -> Manifest:
     """Return the manifest of one evaluation for its log."""
     from rl_eval.log import Manifest
 
@@ -108,7 +111,7 @@ def manifest_of(settings: EvalSettings, plan: EpisodePlan, weights: WeightsSnaps
         info_keys=settings.runners.runner_class.columns(settings),
         config=described.pop("config"),
         provenance=described,
-        code=code_of(settings),
+        code=code_of(settings, subject),
     )
 
 

@@ -21,7 +21,6 @@ import inspect
 import re
 import sys
 import sysconfig
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from importlib import metadata
@@ -29,28 +28,28 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Final
 
-import cloudpickle
-
-from rl_eval.config.objects import name_of
 from rl_eval.config.settings import EvalSettings
-from rl_eval.weights import module_of
+from rl_eval.policies.subject import Subject, sections_of
 
 _TARGET: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w./-]*")
 """Reference to an attribute of a module, such as ``my_project.envs:make``."""
-_PROCESS: Final = uuid.uuid4().hex[:8]
-"""Name of this process."""
 _OURS: Final = Path(__file__).parents[1]
 _INSTALLED: Final = frozenset(("dist-packages", "site-packages"))
 
 
-def code_of(settings: EvalSettings) -> dict[str, Any]:
+def code_of(settings: EvalSettings, subject: Subject | None = None) -> dict[str, Any]:
     """Return plain data: ``files`` with path and SHA-256 by module, and ``packages`` with versions by name.
 
     If a policy object can be neither sent nor digested, ``objects`` has a text by policy that no other process has.
+
+    Args:
+        settings: Settings of an evaluation.
+        subject: Policies of the evaluation; None for those in the settings.
     """
+    subject = subject or Subject(settings.policy)
     files: dict[str, Any] = {}
     packages: dict[str, str] = {}
-    found = [part for value in _sources(settings) for part in _defined_in(value)]
+    found = [part for value in _sources(settings, subject.objects) for part in _defined_in(value)]
     while found:
         module, path, source = found.pop()
         if _installed(path) and (package := _package_of(module)):
@@ -59,27 +58,9 @@ def code_of(settings: EvalSettings) -> dict[str, Any]:
             files[module] = {"path": str(path), "sha256": hashlib.sha256(source()).hexdigest()}
             found += [(name, file, file.read_bytes) for name, file in _imports(module, path)]
     found_code: dict[str, Any] = {"files": dict(sorted(files.items())), "packages": dict(sorted(packages.items()))}
-    objects = _objects(settings)
+    # An object that was sent to a runner in another process can be pickled.
+    objects = {} if settings.runners.num_runners else subject.identity()
     return found_code | ({"objects": objects} if objects else {})
-
-
-def _objects(settings: EvalSettings) -> dict[str, str]:
-    """Return a text for each policy object that has no weights and cannot be pickled, such as a session of onnxruntime.
-
-    The text is the same only for the same object in the same process.
-    """
-    if settings.runners.num_runners:  # Then the objects were pickled.
-        return {}
-    policies = {"policy": settings.policy, **settings.policy.policies}
-    found = {}
-    for name, section in policies.items():
-        policy = section.policy
-        if policy is not None and not isinstance(policy, str) and module_of(policy) is None:
-            try:
-                cloudpickle.dumps(policy)
-            except Exception:
-                found[name] = f"{name_of(policy)} of process {_PROCESS}, {id(policy):x}"
-    return found
 
 
 @functools.cache
@@ -91,13 +72,14 @@ def package_version(package: str) -> str | None:
         return None
 
 
-def _sources(settings: EvalSettings) -> Iterator[Any]:
+def _sources(settings: EvalSettings, objects: dict[str, Any]) -> Iterator[Any]:
     """Yield the names and the objects that implement environment, policies and runners."""
-    env, policies = settings.environment, (settings.policy, *settings.policy.policies.values())
+    env, policies = settings.environment, sections_of(settings.policy)
     yield from (env.env, _entry_point(env.env), settings.policy.policy_mapping_fn)
     yield from settings.evaluation.metrics.values()
-    yield from (settings.runners.runner, settings.runners.init_fn, *(one.policy for one in policies))
-    yield from _live([env.env_kwargs, env.wrappers, *(one.policy_kwargs for one in policies)])
+    yield from (settings.runners.runner, settings.runners.init_fn)
+    yield from ({name: one.policy for name, one in policies.items()} | objects).values()
+    yield from _live([env.env_kwargs, env.wrappers, *(one.policy_kwargs for one in policies.values())])
 
 
 def _entry_point(env: Any) -> Any:

@@ -150,10 +150,7 @@ class RunnerCore(abc.ABC):
 
     def make_policy(self, policy: Any = None) -> Policy:
         """Build the policy."""
-        section = self.settings.policy
-        if policy is not None:
-            section = section.model_copy(update={"policy": policy, "policy_kwargs": {}})
-        return adapt_policy(section, self._observation_space, self._action_space)
+        return adapt_policy(self.settings.policy, self._observation_space, self._action_space, policy)
 
     def make_inference(self) -> Inference:
         """Build the inference, which applies the policy to all live lanes."""

@@ -22,6 +22,7 @@ from rl_eval.errors import ConfigError, EvaluatorBusy, UsageError, check_known, 
 from rl_eval.errors.other_names import KnowsNames
 from rl_eval.execution.group import EvalRunnerGroup
 from rl_eval.execution.handle import EvalHandle
+from rl_eval.policies.subject import subject_of
 from rl_eval.training.delivery import Delivery, Listener, Request
 from rl_eval.training.loggers import Logger
 
@@ -137,10 +138,11 @@ class Evaluator(KnowsNames):
             fix = f"Pass VideoSettings({videos!r}, FOLDER)."
             raise ConfigError(f"videos is {videos!r}", key="videos", value=videos, fix=fix)
         settings, backend = _with_backend(config, backend if name is None else "ray")
+        settings, subject = subject_of(settings, policy)
         self._prepare(busy_policy, max_queue, Delivery(on_result, on_error, metrics_fn, log_prefix, loggers, after))
         if name is None:
             self.settings = settings
-            self._group = EvalRunnerGroup(settings, policy, threaded=backend != "inline")
+            self._group = EvalRunnerGroup(settings, subject, threaded=backend != "inline")
             if backend == "thread":
                 # A factory may draw from the global random generators, which are restored after it. Until then,
                 # training must wait.
@@ -154,7 +156,7 @@ class Evaluator(KnowsNames):
 
         folder = "" if output is None else os.fspath(output)
         options = ServiceOptions(name, namespace, folder, detached, idle_timeout_s, videos)
-        actor, connection = start_service(settings, policy, options)
+        actor, connection = start_service(settings, subject, options)
         self._join(ServiceClient(connection, name, namespace, client, actor, owner=not detached))
 
     @classmethod

@@ -26,10 +26,10 @@ from rl_eval.config.settings import EvalSettings, PolicySection, with_values
 from rl_eval.errors import ConfigError, EvalError, WeightsError
 from rl_eval.execution.evaluate import evaluate
 from rl_eval.policies import adapt_policy
+from rl_eval.policies.subject import DEFAULT_POLICY
 from rl_eval.protocols import ActionLogProb, NoiseSource, Policy, Probeable, Recurrent
 from rl_eval.records.episode import EpisodeRecord, EpisodeSpec
 from rl_eval.records.plain import parse_json
-from rl_eval.runners.multi_agent.runner import DEFAULT_POLICY
 from rl_eval.weights import module_of
 
 Array = npt.NDArray[Any]

@@ -16,9 +16,9 @@ from rl_eval.errors import ConfigError, EvalError, WeightsError, nearest
 from rl_eval.errors.other_names import no_attribute
 from rl_eval.execution.group import EvalRunnerGroup
 from rl_eval.integrations.rllib.filters import FilteredPolicy, MeanStdFilter
+from rl_eval.policies.subject import DEFAULT_POLICY
 from rl_eval.protocols import Policy
 from rl_eval.runners import EvalRunner
-from rl_eval.runners.multi_agent.runner import DEFAULT_POLICY
 from rl_eval.weights import module_of, snapshot_weights, tensors_of
 
 Result = TypeVar("Result")

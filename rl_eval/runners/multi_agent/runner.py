@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.config.references import import_attribute
-from rl_eval.config.settings import EvalSettings, PolicySection
+from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import ConfigError, WeightsError, nearest, summary_of
 from rl_eval.policies import adapt_policy
+from rl_eval.policies.subject import DEFAULT_POLICY, sections_of
 from rl_eval.protocols import NoiseSource, Policy
 from rl_eval.records.agents import agent_columns
 from rl_eval.records.episode import EpisodeSpec
@@ -68,9 +69,6 @@ class SeveralPolicies:
         raise NotImplementedError("several policies do not act together: each policy acts for its own agents")
 
 
-DEFAULT_POLICY: Final = "default_policy"
-"""Name of the only policy."""
-
 _SCANNED: Final = 1000
 """Number of episodes that are scanned for the agents of each policy."""
 _ASKED_TWICE: Final = 32
@@ -78,11 +76,6 @@ _ASKED_TWICE: Final = 32
 _SPACES: Final = ("observation spaces", "action spaces")
 
 Spaces = tuple[gym.Space[Any], gym.Space[Any]]
-
-
-def sections_of(section: PolicySection) -> Mapping[str, PolicySection]:
-    """Return the policies by id: those of ``policy.policies``, otherwise the policy of the section."""
-    return section.policies or {DEFAULT_POLICY: section}
 
 
 @final
@@ -315,11 +308,8 @@ class MultiAgentEvalRunner(VectorEvalRunner):
     # ------------------------------------------------------------------ policies
 
     def _build_policy(self, name: str, live: Any) -> Policy:
-        section = self._sections[name]
-        if live is not None:
-            section = section.model_copy(update={"policy": live, "policy_kwargs": {}})
         try:
-            return adapt_policy(section, *self._mapping.spaces[name])
+            return adapt_policy(self._sections[name], *self._mapping.spaces[name], live)
         except ConfigError as error:
             problem = f"policy {name!r}: {error.problem}"
             raise ConfigError(problem, key=error.key, value=error.value, fix=error.fix) from error

@@ -31,8 +31,8 @@ from rl_eval.backends.pickling import pickled_settings
 from rl_eval.config.settings import EvalSettings, RunnersSection, with_values
 from rl_eval.errors import ClusterError, ConfigError, EvalError, UsageError
 from rl_eval.errors.redaction import secrets_in
-from rl_eval.execution.group import portable_policy
 from rl_eval.execution.handle import EvalHandle, EvalProgress
+from rl_eval.policies.subject import Subject
 from rl_eval.training.service.actor import EvalService
 from rl_eval.training.service.requests import (
     FinishedEvaluation,
@@ -89,12 +89,12 @@ def reach(address: str | None) -> Connection:
     return Connection(RunnersSection(address=address or elsewhere))
 
 
-def start_service(settings: EvalSettings, policy: Any, options: ServiceOptions) -> tuple[Any, Connection]:
+def start_service(settings: EvalSettings, subject: Subject, options: ServiceOptions) -> tuple[Any, Connection]:
     """Start a service; return its actor, and the connection to its cluster.
 
     Args:
         settings: Settings of the evaluations.
-        policy: Policy object; None for the configured policy.
+        subject: Policies of the evaluations.
         options: Options of the service. The default ``output`` is a folder of the Ray session.
 
     Raises:
@@ -109,7 +109,7 @@ def start_service(settings: EvalSettings, policy: Any, options: ServiceOptions) 
     if options.detached and not (ray.is_initialized() or runners.address or os.environ.get("RAY_ADDRESS")):
         problem, fix = "detached is True, but the cluster ends with this process", "Set runners.address or RAY_ADDRESS."
         raise ConfigError(problem, key="detached", value=True, fix=fix)
-    content = _for_the_service(settings), portable_policy(policy)
+    content = _for_the_service(settings), subject.portable()
     pickled_settings(*content)  # Raises an error that names the key that cannot be pickled.
     payload, taken = split_secrets(content, secrets_in(settings.model_dump()))
     connection, actor = Connection(runners), None
@@ -211,9 +211,7 @@ def _names() -> list[tuple[str, str]]:
 def _for_the_service(settings: EvalSettings) -> EvalSettings:
     """Return settings without the address and without the parts of ``runtime_env`` that runners inherit."""
     variables = {key: value for key, value in settings.runners.runtime_env.items() if key == "env_vars"}
-    policy = settings.policy.policy
-    policy = policy if isinstance(policy, str) else portable_policy(policy)
-    return with_values(settings, runners={"address": None, "runtime_env": variables}, policy={"policy": policy})
+    return with_values(settings, runners={"address": None, "runtime_env": variables})
 
 
 _LOOK_S: Final = 0.05  # Between two checks whether this client has left.

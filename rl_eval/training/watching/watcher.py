@@ -21,11 +21,12 @@ from typing import Any, Final, final
 
 from rl_eval.atomic_write import sweep, write_bytes, write_text
 from rl_eval.config.policy_sources import digest_of, schemes
-from rl_eval.config.settings import EvalSettings, with_values
+from rl_eval.config.settings import EvalSettings, PolicySection, with_values
 from rl_eval.errors import ClusterError, ConfigError, LogMismatch, UsageError, WeightsError
 from rl_eval.execution.group import EvalRunnerGroup
 from rl_eval.execution.handle import EvalHandle, result_unless
 from rl_eval.policies import came_from_factory
+from rl_eval.policies.subject import Subject
 from rl_eval.records.plain import with_leaf
 from rl_eval.results.source_code import code_of
 from rl_eval.training.watching.checkpoints import (
@@ -359,8 +360,8 @@ class Watcher:
             weights = self._load_weights(entry) if self._key == WEIGHTS else {}
             group = self._group = self._group or self._new_group(entry)
             # Results name the trainer's files, which may still exist when the copies are removed.
-            group.settings = self._named_as_theirs(group.settings, entry)
-            handle = group.submit(**episodes, **weights, output=self._output / kind / entry.id)
+            subject = self._theirs(group.settings.policy, entry)
+            handle = group.submit(**episodes, **weights, output=self._output / kind / entry.id, subject=subject)
             self._submitted(handle)
             result = result_unless(handle, self._stopping, _REFRESH_S)
         except Exception as error:
@@ -399,10 +400,10 @@ class Watcher:
         companions = {name: copied.parent / file.name for name, file in entry.companions.items()}
         return EvalRunnerGroup(self._with_checkpoint(copied, companions))
 
-    def _named_as_theirs(self, settings: EvalSettings, entry: Entry) -> EvalSettings:
-        theirs = self._with_checkpoint(self._folder.folder / entry.info.name, entry.companions)
-        named = settings.policy.named_as(theirs.policy.policy_kwargs)
-        return theirs if self._key == WEIGHTS else settings.model_copy(update={"policy": named})
+    def _theirs(self, copied: PolicySection, entry: Entry) -> Subject:
+        """Return the policy with the paths of the trainer's files."""
+        theirs = self._with_checkpoint(self._folder.folder / entry.info.name, entry.companions).policy
+        return Subject(theirs if self._key == WEIGHTS else copied.named_as(theirs.policy_kwargs))
 
     def _with_checkpoint(self, path: Path | None, companions: dict[str, Path] | None = None) -> EvalSettings:
         """Return settings with the paths of a checkpoint and of its companions."""
