@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import pickle
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Final
 
@@ -20,6 +19,7 @@ from rl_eval.policies import random_state_kept
 from rl_eval.policies.inference.spaces import ActionReader, ObservationBatch, no_grad
 from rl_eval.policies.noise import EpisodeNoise
 from rl_eval.protocols import Policy
+from rl_eval.records.generators import changes, generator_states
 from rl_eval.testing.contracts.suite import Subject, build_subject
 
 _POOL: Final = 64
@@ -100,14 +100,18 @@ class PolicyContract:
 
     def test_randomness_comes_from_the_noise_argument_alone(self) -> None:
         """The policy neither reads nor advances global generators, which may belong to a trainer."""
+        import torch
+
         first = self._act(range(8))
         for seed in range(3):
-            with _global_seed(seed) as states:
-                before = states()
+            with random_state_kept():
+                for seed_generator in (random.seed, np.random.seed, torch.manual_seed):
+                    seed_generator(seed)
+                before = generator_states()
                 actions = self._act(range(8))
-                moved = [name for name, state in states().items() if state != before[name]]
+                moved = changes(before, generator_states())
             if moved:
-                raise AssertionError(f"act() draws from the global generator of {', '.join(moved)}. Draw from `noise`.")
+                raise AssertionError(f"act() draws from {', '.join(moved)}. Draw from `noise`.")
             self._expect_equal(actions, first, "with other seeds of the global generators")
 
     def test_acting_does_not_write_into_its_arguments(self) -> None:
@@ -228,19 +232,3 @@ class PolicyContract:
         if leaf.dtype.kind == "f":
             return bool(np.allclose(leaf, other, rtol=self.tolerance, atol=self.tolerance))
         return bool(np.array_equal(leaf, other))
-
-
-@contextlib.contextmanager
-def _global_seed(seed: int) -> Iterator[Callable[[], dict[str, bytes]]]:
-    """Seed the global generators, yield a function that reads their states, and restore the states."""
-    import torch
-
-    with random_state_kept():
-        random.seed(seed)
-        np.random.seed(seed)  # noqa: NPY002
-        torch.manual_seed(seed)
-        yield lambda: {
-            "random": pickle.dumps(random.getstate()),
-            "numpy.random": pickle.dumps(np.random.get_state()),  # noqa: NPY002
-            "torch": torch.random.get_rng_state().numpy().tobytes(),
-        }
