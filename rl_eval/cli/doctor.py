@@ -17,10 +17,11 @@ from rich.text import Text
 
 from rl_eval.cli.evaluated import Evaluated, TrustPolicy, with_evaluated
 from rl_eval.cli.exits import ExitCode
-from rl_eval.cli.printing import AsJson, counted, print_json, print_note, results
+from rl_eval.cli.printing import AsJson, print_json, print_note, results
 from rl_eval.cli.settings import Assignments, OptionalConfigPath, Section, find_modules_here, read_settings
 from rl_eval.errors import ConfigError
 from rl_eval.errors.redaction import redact_text
+from rl_eval.results.text import counted
 from rl_eval.supervision.caller import working_in
 
 if TYPE_CHECKING:

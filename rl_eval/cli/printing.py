@@ -57,11 +57,6 @@ def print_either(as_json: bool, described: Any, report: Any) -> None:
         print_report(report)
 
 
-def counted(count: int, noun: str) -> str:
-    """Return a count with its noun, such as ``1 run`` or ``2,000 runs``."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
 def print_json(described: Any) -> None:
     """Print plain JSON values; ``docs/json_schemas.yaml`` has their schemas."""
     print_line(json.dumps(described, indent=2, allow_nan=False))

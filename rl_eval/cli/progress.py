@@ -17,8 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
-from rl_eval.cli.printing import counted
-from rl_eval.results.text import decimals, environment_name, number
+from rl_eval.results.text import counted, decimals, environment_name, number
 
 if TYPE_CHECKING:
     from rl_eval.config.settings import EvalSettings

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from rl_eval.cli.exits import ExitCode
-from rl_eval.cli.printing import AsJson, counted, print_either, print_json, print_line, print_report
+from rl_eval.cli.printing import AsJson, print_either, print_json, print_line, print_report
 from rl_eval.cli.settings import Results, Trust, episodes_option, load_to_run, parse_episodes
 from rl_eval.cli.shared import option, shown
 from rl_eval.errors import ConfigError, UsageError
 from rl_eval.reports.page import Line, Page
+from rl_eval.results.text import counted
 
 if TYPE_CHECKING:
     from rl_eval.recording.replay import Replay

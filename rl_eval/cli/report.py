@@ -13,11 +13,12 @@ from urllib.parse import quote
 import typer
 
 from rl_eval.atomic_write import write_text
-from rl_eval.cli.printing import AsJson, counted, print_either, print_note, written
+from rl_eval.cli.printing import AsJson, print_either, print_note, written
 from rl_eval.cli.settings import Trust, load_to_run
 from rl_eval.cli.shared import FolderOfRuns, argument
 from rl_eval.cli.signals import Interrupted
 from rl_eval.errors import ConfigError
+from rl_eval.results.text import counted
 
 if TYPE_CHECKING:
     from rl_eval.reports.html import Source

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from rl_eval.cli.printing import AsJson, counted, print_json, print_line, print_note, print_report
+from rl_eval.cli.printing import AsJson, print_json, print_line, print_note, print_report
 from rl_eval.cli.settings import episodes_option, parse_episodes
 from rl_eval.errors.redaction import redact_text
 from rl_eval.reports.page import Line, Page, lines, one_line
-from rl_eval.results.text import number
+from rl_eval.results.text import counted, number
 
 if TYPE_CHECKING:
     from rl_eval.log.ownership import RunState

@@ -14,12 +14,13 @@ import typer
 
 from rl_eval.cli.exits import CODES, ExitCode, explained
 from rl_eval.cli.plan import run_pilot, span
-from rl_eval.cli.printing import AsJson, Quiet, counted, print_either, print_json, print_line, print_note, print_report
+from rl_eval.cli.printing import AsJson, Quiet, print_either, print_json, print_line, print_note, print_report
 from rl_eval.cli.settings import find_modules_here
 from rl_eval.cli.shared import CommandLine, argument, option, shown
 from rl_eval.cli.signals import Interruption
 from rl_eval.errors import ConfigError, EvalError
 from rl_eval.reports.page import Line, Page, Table
+from rl_eval.results.text import counted
 
 if TYPE_CHECKING:
     from rl_eval.cli.progress import Monitor

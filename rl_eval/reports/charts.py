@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.results.stats.aggregate import histogram_edges
+from rl_eval.results.text import counted
 
 Values: TypeAlias = npt.NDArray[np.float64]
 
@@ -51,6 +52,11 @@ class Axis:
         """Return the positions of values in pixels, clipped to the ends."""
         share = (np.clip(np.asarray(values, np.float64), self.low, self.high) - self.low) / (self.high - self.low)
         return np.asarray(self.start + share * (self.end - self.start))
+
+    @property
+    def hint(self) -> str:
+        """Sentence for an axis that does not contain 0; otherwise an empty text."""
+        return "" if self.low <= 0 <= self.high else "The axis does not contain 0."
 
     @property
     def ticks(self) -> list[tuple[float, str]]:
@@ -152,14 +158,16 @@ def estimates(
     step = _ROW + _BARS if samples else _ROW
     height = _TOP + step * len(rows) + _BOTTOM
     y, names = Axis("", 0.0, 1.0, height - _BOTTOM, _TOP), []
-    shapes = [_path("equal", x.place([*within] * 2), [y.start, y.end])] if len(within) == 1 else []
+    shapes: list[Shape] = []
     for place, row in enumerate(rows):
         base = _TOP + step * (place + 1) - 13
+        if len(within) == 1:  # Short, because a line through all rows would cross their texts.
+            shapes.append(_path("equal", x.place([*within] * 2), [base - 11, base + 11]))
         shapes += _bars(x, drawn[place], edges, base - 9, _BARS) if len(edges) else []
         shapes += _estimate(x, row, base)
         name = row.name if len(row.name) <= _MOST_NAME else f"…{row.name[1 - _MOST_NAME :]}"
         names.append((_TOP + step * place + 14, name, row.text))
-    caption = "Bars show numbers of episodes. Each result has its own vertical scale." if samples else ""
+    caption = "Bars show numbers of episodes. Each result has its own vertical scale." if samples else x.hint
     return Plot(title, x, y, shapes, caption=caption, height=height, rows=names)
 
 
@@ -196,7 +204,7 @@ def histogram(values: Values, label: str, mean: Row, *, marks: Sequence[tuple[st
         shapes.append(_path(css, x.place([value] * 2), [y.start, y.end], f"{value:,.6g}"))
     shapes += _estimate(x, mean, _TOP + 10)
     lost = len(values) - len(drawn)
-    caption = f"{lost:,} values are not drawn, because they are too large or not finite." if lost else ""
+    caption = f"Not drawn, because too large or not finite: {counted(lost, 'value')}." if lost else ""
     key = [("bar", "episodes"), ("whisker", "mean and interval"), *((css, meaning) for css, meaning, _ in marks)]
     return Plot(mean.name, x, y, shapes, key=key, caption=caption)
 
@@ -214,7 +222,7 @@ def _bars(x: Axis, values: Values, edges: Values, floor: float, height: float) -
             tall, gap = height * count / counts.max(), right - left > 4
             at = {"x": left, "y": floor - tall, "width": max(right - left - gap, 0.5), "height": tall}
             chosen = {name: _px(value) for name, value in at.items()} | {"data-low": f"{low}", "data-high": f"{high}"}
-            yield Shape("rect", "bar", chosen, f"{low:,.6g} to {high:,.6g}: {count:,} episodes")
+            yield Shape("rect", "bar", chosen, f"{low:,.6g} to {high:,.6g}: {counted(count, 'episode')}")
 
 
 def running_mean(places: npt.NDArray[np.int64], values: Values, confidence: float) -> Plot | None:
@@ -271,7 +279,7 @@ def means(steps: Sequence[float], rows: Sequence[Row], label: str) -> Plot | Non
         circle = {"cx": _px(at), "cy": _px(float(y.place(row.value))), "r": "4"}
         shapes.append(Shape("circle", "point", circle, f"{row.value:,.6g}"))
     key = [("line", "mean return"), ("whisker", "interval")]
-    return Plot("Mean return over checkpoints", x, y, shapes if drawn else [], key=key)
+    return Plot("Mean return over checkpoints", x, y, shapes if drawn else [], key=key, caption=y.hint)
 
 
 def _path(css: str, across: Iterable[float], up: Iterable[float], title: str = "") -> Shape:

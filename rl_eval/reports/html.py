@@ -38,7 +38,7 @@ from rl_eval.results.files import RESULT_FILE
 from rl_eval.results.metrics import episode_seconds
 from rl_eval.results.result import EvalResult
 from rl_eval.results.story import story
-from rl_eval.results.text import environment_name
+from rl_eval.results.text import counted, environment_name
 
 if TYPE_CHECKING:
     import jinja2
@@ -202,6 +202,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         finalize=lambda value: printable(value) if type(value) is str else value,
     )
+    environment.filters["counted"] = counted
     environment.filters["kind"] = lambda section: type(section).__name__
     return environment
 

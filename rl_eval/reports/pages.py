@@ -17,7 +17,9 @@ from rl_eval.results.conditions import ConditionNumbers
 from rl_eval.results.crossplay import CrossPlay, Estimate, Outcomes
 from rl_eval.results.metrics import policy_names, scope_notes, value_notes
 from rl_eval.results.result import EvalResult
+from rl_eval.results.stats.paired import RESAMPLES
 from rl_eval.results.text import (
+    counted,
     decimals,
     environment_name,
     first_clause,
@@ -263,19 +265,20 @@ def _lowest(column: str, headings: Sequence[str], rows: Sequence[tuple[float, Se
 
 
 def _episode_lines(result: EvalResult) -> list[Line]:
-    trouble = f"{result.num_failed:,} failed{_GAP}{result.num_retried:,} retried{_GAP}{len(result.faults):,} faults"
+    faults = counted(len(result.faults), "fault")
+    trouble = f"{result.num_failed:,} failed{_GAP}{result.num_retried:,} retried{_GAP}{faults}"
     lines = [Line("episodes", f"{result.aggregates.count:,}", f"of {len(result.plan):,}{_GAP}{trouble}")]
     if result.fault_counts:
         kinds = [f"{count:,} {kind}" for kind, count in list(result.fault_counts.items())[:4]]
         more = len(result.fault_counts) - len(kinds)
-        lines.append(Line("faults", "", _GAP.join(kinds) + (f"{_GAP}and {more} more kinds" if more else "")))
+        lines.append(Line("faults", "", _GAP.join(kinds) + (f"{_GAP}and {counted(more, 'more kind')}" if more else "")))
     return lines
 
 
 def _time_lines(result: EvalResult) -> list[Line]:
     timing, shares = result.timing, result.timing.shares
-    where = f"on {timing.num_runners} runner{'s' if timing.num_runners > 1 else ''}"
-    steps = f"{timing.env_steps:,} steps in {number(timing.wall_seconds)} s "
+    where = f"on {counted(timing.num_runners, 'runner')}"
+    steps = f"{counted(timing.env_steps, 'step')} in {number(timing.wall_seconds)} s "
     steps += where if timing.num_runners else "in this process"
     lines = [Line("speed", number(result.metrics["env_steps_per_second"], 0), f"env steps/s{_GAP}{steps}")]
     spent = _GAP.join(f"{name} {100 * share:.0f} %" for name, share in shares.items() if name != "other")
@@ -334,7 +337,7 @@ def _setting_lines(comparison: Comparison) -> list[Line]:
         return [Line("settings", "", "no other recorded setting differs")]
     lines = [Line("" if position else "settings", "", str(one)) for position, one in enumerate(different[:_SETTINGS])]
     more = len(different) - len(lines)
-    return lines + ([Line("", "", f"and {more} more differences; use --json for all")] if more else [])
+    return lines + ([Line("", "", f"and {counted(more, 'more difference')}; use --json for all")] if more else [])
 
 
 def _difference_lines(comparison: Comparison) -> list[Line]:
@@ -342,10 +345,10 @@ def _difference_lines(comparison: Comparison) -> list[Line]:
     write = writer(interval_places(difference.interval, difference.mean))
     if difference.rounding:
         return [Line("b - a", write(difference.mean), "rounding")]
-    how = "all sign patterns" if difference.test == "exact" else "random sign patterns"
+    how = "all sign patterns" if difference.test == "exact" else f"{RESAMPLES:,} random sign patterns"
     lines = [
         Line("b - a", write(difference.mean), interval_text(difference.interval, write)),
-        Line("p-value", f"{difference.p_value:.2g}", f"of no difference: sign-flip test over {how}"),
+        Line("p-value", difference.p_text.removeprefix("= "), f"of no difference: sign-flip test over {how}"),
     ]
     if difference.correlation is not None:
         lines.append(Line("correlation", f"{difference.correlation:.2f}", "between the returns of the two sides"))
@@ -389,8 +392,9 @@ def _mcnemar_lines(comparison: Comparison) -> list[Line]:
 @page_of.register
 def _(shown: CrossPlay) -> Page:
     """Return the page of cross-play: tables of the policies, sorted by rating."""
-    missing = f"; {shown.num_missing:,} planned games do not count" if shown.num_missing else ""
-    head = f"{shown.num_games:,} games on {shown.num_seeds:,} seeds{missing}; {100 * shown.confidence:g} % intervals"
+    missing = f"; {counted(shown.num_missing, 'planned game')} not counted" if shown.num_missing else ""
+    head = f"{counted(shown.num_games, 'game')} on {counted(shown.num_seeds, 'seed')}{missing}"
+    head += f"; {100 * shown.confidence:g} % intervals"
     best = sorted(shown.standings, key=lambda each: 0.0 if math.isnan(each.rating.value) else -each.rating.value)
     names = [standing.policy for standing in best]
     rated, seated = _means(each.mean_return for each in best), _means(each.mean_return for each in shown.seats)

@@ -27,6 +27,7 @@ from rl_eval.results.stats.aggregate import exact_mean
 from rl_eval.results.stats.interval import FEW, Bounds, Interval, mean_interval, success_interval
 from rl_eval.results.text import (
     BIASED_BEST,
+    counted,
     decimals,
     environment_name,
     interval_places,
@@ -64,7 +65,7 @@ _NUMBER: Final = re.compile(r"[0-9]{1,15}")
 def run_page(result: EvalResult) -> Page:
     """Return the page of a result for a browser, with plots and more tables, but without the episodes."""
     rows, page = result.counted_rows, result_page(result)
-    mean = _row(f"Returns of {len(rows):,} episodes", result.aggregates.mean, result.interval)
+    mean = _row(f"Returns of {counted(len(rows), 'episode')}", result.aggregates.mean, result.interval)
     without, marks = _without_intervals(result), [("median", "median", result.aggregates.median)]
     figures = [
         histogram(rows["episode_return"], "return", mean, marks=marks),
@@ -201,9 +202,9 @@ def _fault_table(result: EvalResult) -> Table:
     for name, own in sorted(kinds.items(), key=lambda kind: (-len(kind[1]), kind[0]))[:_MOST_KINDS]:
         indices = sorted({fault.index for fault in own})
         episodes = ", ".join(map(str, indices[:_MOST_INDICES])) + (", ..." if len(indices) > _MOST_INDICES else "")
-        rows.append((f"{len(own):,}", name, episodes, f"{own[0]}, on {own[0].node}\n{own[0].traceback}"))
+        rows.append((name, f"{len(own):,}", episodes, f"{own[0]}, on {own[0].node}\n{own[0].traceback}"))
     caption = f"The {_MOST_KINDS} most frequent of {len(kinds):,} kinds of faults." if len(kinds) > len(rows) else ""
-    return Table("Faults", ("count", "fault", "episodes", "one of them"), rows, caption, folded=True)
+    return Table("Faults", ("fault", "count", "episodes", "one of them"), rows, caption)
 
 
 def _provenance(provenance: Mapping[str, Any]) -> Table:
@@ -223,18 +224,18 @@ def _provenance(provenance: Mapping[str, Any]) -> Table:
 
 def overview(results: Mapping[str, EvalResult]) -> Page:
     """Return the page of all results, by name: charts, and a table with all metrics as columns to choose."""
-    level = _level(next(iter(results.values())))
+    curve, first = _curve(list(results.values())), next(iter(results.values()))
+    level = _level(first)
     rates = {name: row for name, result in results.items() if (row := _success(name, result))}
     returns = {name: _mean_return(name, result) for name, result in results.items()}
     samples = [result.counted_rows["episode_return"] for result in results.values()]
     figures = [estimates(f"Success rates with {level}s", "success rate in %", [*rates.values()], within=(0, 100))]
     if len({environment_name(result.provenance) for result in results.values()}) == 1:  # Others have no common scale.
         rows, title = [*returns.values()], "Returns of the episodes, with mean and interval"
-        figures += [
-            estimates(f"Mean returns with {level}s", "mean return", rows),
-            estimates(title, "return", rows, samples=samples),
-        ]
-    figures.append(_curve(list(results.values())))
+        if curve is None or any(_setting(one) != _setting(first) for one in results.values()):
+            figures.append(estimates(f"Mean returns with {level}s", "mean return", rows))
+        figures.append(estimates(title, "return", rows, samples=samples))
+    figures.append(curve)
     metrics = list(dict.fromkeys(key for result in results.values() for key in result.metrics))
     cells = []
     for name, result in results.items():
@@ -280,7 +281,7 @@ def _curve(results: Sequence[EvalResult]) -> Plot | None:
             drawn = [points[step] for step in sorted(points)]
             plot = means(sorted(points), [_mean_return("", result) for result in drawn], what)
             note = f"{several(len(drawn), 'intervals', results[0].confidence)}. The best: {BIASED_BEST}."
-            return plot and replace(plot, caption=note)
+            return plot and replace(plot, caption=f"{note} {plot.caption}")
     return None
 
 
@@ -349,6 +350,6 @@ def _against(results: Mapping[str, EvalResult], base: str) -> Against:
 def _differences(a: EvalResult, b: EvalResult, mean: Row) -> Plot | None:
     """Return the histogram of the paired differences."""
     first, second = (side.table.rows["episode_return"][a.counted & b.counted] for side in (a, b))
-    title = f"Difference of the returns in {len(first):,} pairs, with {_level(a)} of the mean"
+    title = f"Difference of the returns in {counted(len(first), 'pair')}, with {_level(a)} of the mean"
     marks = [("equal", "no difference", 0.0)]
     return histogram(second - first, "difference of returns, b minus a", mean._replace(name=title), marks=marks)

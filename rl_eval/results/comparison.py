@@ -428,7 +428,7 @@ def verdict_of(
         return (
             f"equal up to rounding: mean difference {mean} over {difference.count} pairs; settings that differ: {cause}"
         )
-    facts = f"mean difference {mean}, interval {low} to {high}, p = {difference.p_value:.2g}"
+    facts = f"mean difference {mean}, interval {low} to {high}, p {difference.p_text}"
     if is_shown(difference, confidence):
         return f"{b} has a {'higher' if difference.mean > 0 else 'lower'} return than {a} at {level}: {facts}"
     if 0 not in interval:

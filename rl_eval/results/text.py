@@ -98,6 +98,11 @@ def number(value: float, places: int = 2) -> str:
     return text if text.strip("-0.") else text.removeprefix("-")
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun, such as ``1 run`` or ``2,000 runs``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def percent(value: float) -> str:
     """Return a fraction as a percentage; ``n/a`` for NaN."""
     return "n/a" if math.isnan(value) else f"{100 * value:.1f} %"

@@ -69,6 +69,12 @@ METRICS: Final[Mapping[Metric, tuple[str, Statistic]]] = {
 """Aggregates by name, each with its definition and its function."""
 
 
+_OUTSIDE: Final = (
+    "an IQM or a median of both training seeds together can be outside of the numbers of the two seeds, because other "
+    "scores are in the middle"
+)
+"""Note on numbers that look like a fault."""
+
 _PROFILES: Final[Mapping[Distribution, str]] = {"score": "{unit}s", "average score": "task means"}
 """Performance profiles by name, each with a noun for the scores that it counts."""
 
@@ -102,7 +108,13 @@ def aggregate_scores(
         check_known("metric", metric, METRICS, UsageError)
     cells = estimates(scores, unit, statistic, metrics, confidence)
     caption = f"Aggregates of each policy over tasks. {level(cells, confidence)}"
-    return Table(caption, "policy", "aggregate", cells, details=_meanings(metrics, cells, unit))
+    notes = (_OUTSIDE,) if any(map(_is_outside, cells.values())) else ()
+    return Table(caption, "policy", "aggregate", cells, notes, details=_meanings(metrics, cells, unit))
+
+
+def _is_outside(one: Estimate) -> bool:
+    """Return whether the number of both training seeds together is outside of the numbers of each seed."""
+    return bool(one.both) and not (min(one.both) <= one.value <= max(one.both) or np.isclose(one.value, one.both).any())
 
 
 def _meanings(metrics: Sequence[Metric], cells: Cells, unit: Unit) -> str:

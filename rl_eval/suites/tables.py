@@ -138,7 +138,7 @@ class Table:
         places = decimals(spread, one.value)
         text = number(one.value, places)
         if one.interval.exists:
-            return f"{text} [{number(one.interval.low, places)}, {number(one.interval.high, places)}]"
+            return f"{text} ({number(one.interval.low, places)} to {number(one.interval.high, places)})"
         return f"{text} ({' and '.join(number(each, places) for each in one.both)})" if one.both else text
 
 

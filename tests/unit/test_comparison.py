@@ -139,7 +139,9 @@ def test_verdict_says_what_the_pairs_show(shift: float, verdict: str) -> None:
     """Interval and test agree in each of these cases."""
     found = compare(result_of(BASE), result_of(BASE + NOISE + shift))
     assert found.verdict.startswith(verdict)
-    assert f"p = {found.difference.p_value:.2g}" in found.verdict
+    relation = "=" if "no difference" in verdict else "<="  # No other sign pattern is as far from 0.
+    assert f"p {relation} {found.difference.p_value:.2g}" in found.verdict
+    assert (f"<= {found.difference.p_value:.2g}" in " ".join(str(found).split())) == (relation == "<=")
     assert (0 in found.difference.interval) == ("no difference" in verdict)
 
 

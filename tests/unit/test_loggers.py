@@ -255,7 +255,7 @@ def test_the_console_shows_one_line_per_point_and_video(tmp_path):
     assert third.count("nan") == 3
     interval = point().result.interval
     assert untold(first, "10,000", 3, 2.33333) == []
-    assert f"[{interval.low:.6g}, {interval.high:.6g}] 95%" in first
+    assert f"({interval.low:.6g} to {interval.high:.6g}) 95%" in first
     assert untold(first, 3, 300, "2.0 s", "speed", 0.25) == []
     assert untold(second, "partial", 2) == []
     assert videos == [

@@ -9,6 +9,7 @@ import json
 import math
 import re
 import zlib
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
@@ -24,6 +25,7 @@ from rl_eval.recording.video_selection import video_name, videos_of
 from rl_eval.records.episode import Outcome
 from rl_eval.reports.charts import WIDTH, Plot, Row, axis_over, estimates, histogram, means, running_mean
 from rl_eval.reports.html import Source, episode_data, pack, render
+from rl_eval.reports.page import Table
 from rl_eval.reports.pages import result_page
 from rl_eval.reports.report import comparisons, group_tables, overview, run_page
 from rl_eval.results.comparison import compare
@@ -164,7 +166,7 @@ def test_episodes_are_there_bit_by_bit_up_to_seven_digits() -> None:
 def test_faults_are_shown_by_kind_with_one_in_full() -> None:
     """The most frequent first; without a record there is nothing to replay."""
     result = drawn_result(30, failed=(3, 5, 7))
-    assert f"6 RuntimeError: env failed in step 3, 5, 7 {result.faults[0]}, on host" in Elements(page(result)).shown
+    assert f"RuntimeError: env failed in step 6 3, 5, 7 {result.faults[0]}, on host" in Elements(page(result)).shown
     shown = Elements(page(with_column(result, "outcome", Outcome.MISSING))).shown
     assert "rl-eval replay" not in shown
 
@@ -374,6 +376,48 @@ def test_checkpoints_of_one_run_have_a_curve() -> None:
         assert curve in text
         assert "number in the checkpoint" in text
         assert curve not in page(checkpoint(100, key), checkpoint(100, key))
+
+
+def test_a_mean_is_drawn_over_checkpoints_or_in_a_row() -> None:
+    """Not twice. An axis without 0 says so."""
+    steps = {f"{step}": drawn_result(50, step, version=step) for step in (100, 200, 300)}
+    plots = {one.title: one for one in overview(steps).sections if isinstance(one, Plot)}
+    assert not any(title.startswith("Mean returns") for title in plots)
+    others = steps | {"other": drawn_result(50, 4, policy="other", version=9)}
+    more = {one.title: one for one in overview(others).sections if isinstance(one, Plot)}
+    assert more.keys() > plots.keys()
+    [means_of] = [plot for title, plot in more.items() if title.startswith("Mean returns")]
+    for plot in (plots["Mean return over checkpoints"], means_of):
+        assert untold(plot.caption, "axis", "0") == []
+    assert estimates("X", "x", [Row("x", 1.0, -1.0, 2.0, "")]).caption == ""
+
+
+def test_the_line_of_no_difference_crosses_no_text() -> None:
+    row = Row("a name at the left", 3.0, 2.0, 4.0, "3.0 (2.0 to 4.0)")
+    plot = estimates("X", "x", [row] * 3, within=(0,))
+    lines = [shape.at["d"] for shape in plot.shapes if shape.css == "equal"]
+    ends = [[float(point.split()[1]) for point in line[1:].split("L")] for line in lines]
+    assert len(ends) == len(plot.rows)
+    for (low, high), (baseline, _, _) in zip(map(sorted, ends), plot.rows, strict=True):
+        assert baseline + 4 < low < high < plot.y.start
+        assert not any(low < other - 12 < high for other, _, _ in plot.rows)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_count_agrees_with_its_noun(count: int) -> None:
+    """In titles, tables, tooltips and lines."""
+    result = drawn_result(count + 1, failed=(0,))
+    result.timing = replace(result.timing, num_runners=count, env_steps=count)
+    texts = Elements(page(result)).text
+    assert f"Returns of {count} episode{'s' * (count > 1)}" in texts
+    assert not [text for text in texts if re.search(r"\b1 (faults|episodes|rows|runners|steps|pairs)\b", text)]
+
+
+def test_faults_are_in_sight() -> None:
+    sections = run_page(drawn_result(30, failed=(3,))).sections
+    [faults] = [one for one in sections if isinstance(one, Table) and one.title == "Faults"]
+    assert not faults.folded
+    assert faults.headings[0] == "fault"
 
 
 def test_folders_of_one_name_are_told_apart() -> None:

@@ -19,8 +19,10 @@ from rl_eval.records.determinism import Determinism
 from rl_eval.reports.html import Source, render
 from rl_eval.results.comparison import compare
 from rl_eval.results.files import RESULT_FILE
+from rl_eval.suites.report import write_report
 from tests.unit.cli_world import call
 from tests.unit.results_world import drawn_result
+from tests.unit.test_suite_result import suite_of
 from tests.unit.test_view import serving
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -434,3 +436,64 @@ def test_the_pictures_of_the_docs_can_be_made(tmp_path: Path) -> None:
             assert new.size == old.size
         assert max(made.stat().st_size, there.stat().st_size) < 150_000
     assert (tmp_path / "terminal.svg").read_bytes().count(b"fingerprint") > 1
+
+
+CONTRASTS = """() => {
+  const parts = (text) => { const found = text.match(/[\\d.]+/g).map(Number); return [...found, 1].slice(0, 4); };
+  const over = (top, under) => under.map((value, n) => top[n] * top[3] + value * (1 - top[3]));
+  const light = (colour) => {
+    const [r, g, b] = colour.map((c) => (c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const ground = (node) => {
+    const chain = [];
+    for (let each = node; each; each = each.parentElement) chain.unshift(parts(getComputedStyle(each).backgroundColor));
+    return chain.reduce((under, top) => over(top, under), [255, 255, 255]);
+  };
+  const found = [];
+  const look = (node, colour, name) => {
+    const under = ground(node);
+    let alpha = 1;
+    for (let each = node; each; each = each.parentElement) alpha *= Number(getComputedStyle(each).opacity);
+    const seen = parts(colour);
+    seen[3] *= alpha;
+    const [a, b] = [light(over(seen, under)), light(under)];
+    found.push([(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), name]);
+  };
+  for (const node of document.querySelectorAll("body *")) {
+    const own = [...node.childNodes].some((each) => each.nodeType === 3 && each.data.trim());
+    if (own && node.checkVisibility() && !node.closest("title, option, script")) {
+      const style = getComputedStyle(node);
+      look(node, node.closest("svg") ? style.fill : style.color, `${node.tagName} ${node.textContent.slice(0, 40)}`);
+    }
+    if (node.placeholder) look(node, getComputedStyle(node, "::placeholder").color, `placeholder ${node.placeholder}`);
+  }
+  return found;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_all_text_has_enough_contrast(browser: Any, file: Path, scheme: str) -> None:
+    """At least 4.5 to 1, as WCAG AA asks: also of a placeholder and of a button that cannot be pressed."""
+    opened = Opened(browser, file, color_scheme=scheme)
+    found = opened.page.evaluate(CONTRASTS)
+    assert opened.page.locator("button:disabled").first.is_visible()
+    assert any("placeholder" in name for _, name in found)
+    assert len(found) > 300
+    assert [(round(ratio, 2), name) for ratio, name in found if ratio < 4.5] == []
+    opened.page.close()
+
+
+@pytest.mark.parametrize("num_seeds", [2, 5])
+def test_no_part_of_a_suite_is_cut_on_a_phone(browser: Any, tmp_path: Path, num_seeds: int) -> None:
+    """Numbers stand beside their labels."""
+    result = suite_of(tmp_path / "made", 3, 3, num_seeds).result(tmp_path / "made")
+    files, _ = write_report(result, tmp_path / "report", tmp_path / "made")
+    [path] = [one for one in files if one.suffix == ".html"]
+    page = browser.new_page(viewport={"width": 390, "height": 800})
+    page.goto(path.as_uri())
+    for box in [page.locator("html"), *page.locator(".scroll:visible").all()]:
+        assert box.evaluate("node => node.scrollWidth - node.clientWidth") == 0
+    cell = page.locator("[data-label=IQM]").first
+    assert "IQM" in cell.evaluate("node => getComputedStyle(node, '::before').content")
+    page.close()

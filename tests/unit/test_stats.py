@@ -348,6 +348,35 @@ def test_differences_that_are_not_finite_have_no_p_value() -> None:
     assert found.episodes_saved is None
 
 
+@pytest.mark.parametrize(("only_a", "only_b"), [(0, 0), (0, 1), (3, 3), (2, 9), (40, 700), (5000, 5200)])
+def test_the_p_value_of_mcnemar_is_that_of_scipy(only_a: int, only_b: int) -> None:
+    a = np.repeat([True, False, True], [only_a, only_b, 5])
+    b = np.repeat([False, True, True], [only_a, only_b, 5])
+    expected = stats.binomtest(only_b, only_a + only_b).pvalue if only_a + only_b else 1.0
+    assert mcnemar(a, b).p_value == pytest.approx(expected, rel=1e-10)
+
+
+def test_the_comparison_with_the_other_side_resamples_nothing() -> None:
+    """Its numbers are the same with the opposite sign. Equal values on both sides make no difference."""
+    rng = np.random.default_rng(9)
+    a, b = (np.where(rng.random(300) < 0.3, 500.0, rng.normal(400, 9, 300)) for _ in range(2))
+    there, drawn = paired_difference(a, b), interval._means_of_resamples.cache_info().misses
+    back = paired_difference(b, a)
+    assert interval._means_of_resamples.cache_info().misses == drawn
+    assert back.p_value == there.p_value
+    assert (-back.interval.high, -back.interval.low) == pytest.approx((there.interval.low, there.interval.high))
+    expected = stats.bootstrap((b - a,), np.mean, n_resamples=9_999, rng=np.random.default_rng(interval._SEED))
+    assert (there.interval.low, there.interval.high) == pytest.approx(tuple(expected.confidence_interval))
+
+
+def test_an_interval_with_missing_values_names_the_bounds_that_it_uses() -> None:
+    values = np.random.default_rng(3).normal(50, 9, 100)
+    one = mean_interval(values, num_missing=2, bounds=(-1_000, 2_000), of="returns")
+    difference = paired_difference(values, values[::-1], num_missing=2, bounds=((0, 100), (0, 300)))
+    assert untold(one.note, "-1,000", "2,000", "return") == []
+    assert untold(difference.interval.note, "-100", "300", "difference") == []
+
+
 def test_mcnemar_looks_at_pairs_that_disagree() -> None:
     """One against nine: the probability of at most one head in ten coins, twice; without any, no coin was tossed."""
     assert mcnemar(np.array([True, False]), np.array([True, False])).p_value == 1.0

@@ -76,7 +76,7 @@ def test_markdown_has_a_cell_for_each_pair_and_each_note_once() -> None:
     heading, ruler, *rest = TABLE.markdown().splitlines()
     rows = [re.split(r" (?<!\\)\| ", line.strip("| ")) for line in (heading, *rest[:2])]
     assert rows[0] == ["policy", "IQM", "mean"]
-    assert rows[1] == [ODD.replace("|", r"\|"), "0.123 [0.100, 0.150]", "1,234 [1,100, 1,300]"]
+    assert rows[1] == [ODD.replace("|", r"\|"), "0.123 (0.100 to 0.150)", "1,234 (1,100 to 1,300)"]
     assert rows[2] == ["paper", "0.5000", "-"]
     assert ruler.count("|") == 4
     assert "\n".join(rest).count("one run is missing") == 1
@@ -165,7 +165,7 @@ def test_latex_prints_names_as_they_are(name: str) -> None:
     assert typeset(caption) == shown
     assert typeset(notes) == f"Notes: {shown}."
     assert typeset(heading.removeprefix("policy & ")) == shown
-    assert typeset(body.removesuffix(" & $-$0.50 [$-$1.00, $-$0.25]")) == shown
+    assert typeset(body.removesuffix(" & $-$0.50 ($-$1.00 to $-$0.25)")) == shown
 
 
 def test_markdown_shows_names_as_they_are() -> None:

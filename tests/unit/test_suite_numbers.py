@@ -28,7 +28,7 @@ from rl_eval.suites.normalization import Scale, normalized
 from rl_eval.suites.scores import Run, Scores
 from rl_eval.suites.tables import Table
 from rl_eval.suites.units import Unit
-from tests.refused import refused
+from tests.refused import refused, untold
 
 UNITS: tuple[Unit, ...] = ("run", "episode")
 THRESHOLDS = (0.0, 0.25, 0.5, 1.0)
@@ -240,6 +240,18 @@ def test_a_task_that_a_policy_lacks_has_no_cell_and_no_part_in_improvement(score
     alone = probabilities_of_improvement(apart, "run").cells["a", "b"]
     assert math.isnan(alone.value)
     assert not alone.interval.exists
+
+
+def test_a_number_outside_of_those_of_its_two_seeds_has_a_note() -> None:
+    """It looks like a fault: one seed is good at one task, and the other seed at another task."""
+    outside = of({("p", "x", 0): [0.0], ("p", "x", 1): [0.1], ("p", "y", 0): [0.1], ("p", "y", 1): [0.0],
+                  ("p", "z", 0): [0.0], ("p", "z", 1): [0.0]})  # fmt: skip
+    table = aggregate_scores(outside, "run", ["median"])
+    one = table.cells["p", "median"]
+    assert not one.both[0] <= one.value <= one.both[1]
+    assert any(untold(note, "median", "seeds", "outside") == [] for note in table.own_notes)
+    equal = of({("p", task, seed): [0.1 * (seed + 1)] for task in "xyz" for seed in (0, 1)})
+    assert aggregate_scores(equal, "run").own_notes == ()
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)

@@ -179,7 +179,7 @@ class ConsoleLogger(Logger):
 def _line(point: EvalPoint) -> Text:
     result = point.result
     interval, width = result.interval, f"{result.confidence:.0%}"
-    mean = f"return {result.aggregates.mean:.6g} [{interval.low:.6g}, {interval.high:.6g}] {width}"
+    mean = f"return {result.aggregates.mean:.6g} ({interval.low:.6g} to {interval.high:.6g}) {width}"
     head = f"{prefix_of(point).rstrip('/') or 'eval'} step {point.step:,} (weights {point.weights_version})  "
     line = Text.assemble(head, (mean, "bold"), f"  {', '.join(_details(point))}")
     if result.status != "complete":
