@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple, TypeAlias
 
@@ -32,8 +32,10 @@ _MOST_NAME: Final = 26
 _STEPS: Final = (1, 2, 2.5, 5, 10)
 _WIDEST: Final = 1e300
 """Maximum magnitude of drawn values. Differences between larger values may overflow."""
-_POINTS: Final = 300
-"""Maximum number of points of a running mean."""
+_MARKED: Final = 30
+"""Number of points from which on a line has no marks."""
+_COLOURS: Final = 7
+"""Number of different colours of lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,61 +227,35 @@ def _bars(x: Axis, values: Values, edges: Values, floor: float, height: float) -
             yield Shape("rect", "bar", chosen, f"{low:,.6g} to {high:,.6g}: {counted(count, 'episode')}")
 
 
-def running_mean(places: npt.NDArray[np.int64], values: Values, confidence: float) -> Plot | None:
-    """Return a plot of the mean of the first n episodes for every n, with Student t limits.
-
-    The result is None if there are too few values.
+def lines(title: str, label: str, of: str, series: Mapping[str, Sequence[tuple[float, Row]]]) -> Plot | None:
+    """Return a chart with a line and a band of intervals for each series, or None if no value can be drawn.
 
     Args:
-        places: Indices of the episodes, in order, shape (n,).
-        values: Returns of the episodes, shape (n,).
-        confidence: Nominal coverage of the band at each single index.
+        title: Title of the chart.
+        label: Meaning of the positions, for the horizontal axis.
+        of: Meaning of the values, for the vertical axis.
+        series: Points of each line, by name: positions in ascending order, each with its number. NaN is omitted.
     """
-    from scipy.special import stdtrit
-
-    if len(values) < 3 or not np.isfinite(values).all() or np.abs(values).max() > 1e150:
-        return None
-    count, centre = np.arange(2, len(values) + 1), values.mean()
-    sums, squares = np.cumsum(values - centre)[1:], np.cumsum((values - centre) ** 2)[1:]
-    variance = np.maximum(squares - sums**2 / count, 0) / (count - 1)
-    half = stdtrit(count - 1, (1 + confidence) / 2) * np.sqrt(variance / count)
-    shown = np.unique(np.linspace(0, len(count) - 1, min(_POINTS, len(count))).astype(int))
-    mean, half = (centre + sums / count)[shown], half[shown]
-    settled = shown >= min(len(values) // 10 - 1, shown[-1])
-    x = axis_over("episode index", places, _LEFT, WIDTH - _RIGHT, margin=0.0, whole=True)
-    ends = np.concatenate([(mean - half)[settled], (mean + half)[settled], mean])
-    y = axis_over("mean return so far", ends, HEIGHT - _BOTTOM, _TOP)
+    every = [point for points in series.values() for point in points]
+    whole = all(float(at).is_integer() for at, _ in every)
+    x = axis_over(label, [at for at, _ in every], _LEFT, WIDTH - _RIGHT, whole=whole)
+    y = axis_over(of, [*np.ravel([row[1:4] for _, row in every])], HEIGHT - _BOTTOM, _TOP)
     if x is None or y is None:
         return None
-    across, low, high = x.place(places[1:][shown]), y.place(mean - half), y.place(mean + half)
-    band = _path("band", [*across, *across[::-1]], [*low, *high[::-1]])
-    key = [("line", "mean of the episodes up to this index"), ("band", f"{100 * confidence:g} % band (Student t)")]
-    caption = "Episodes are in the order of the plan. The band is pointwise: each index has its own interval."
-    title = f"Mean of the first returns, up to each of {len(values):,} episodes"
-    return Plot(title, x, y, [band, _path("line", across, y.place(mean))], key=key, caption=caption)
-
-
-def means(steps: Sequence[float], rows: Sequence[Row], label: str) -> Plot | None:
-    """Return a plot of mean returns and their intervals over checkpoints, or None if no value can be drawn.
-
-    Args:
-        steps: Position of each mean, in ascending order.
-        rows: Mean of each step; NaN is omitted.
-        label: Meaning of the steps, for the axis.
-    """
-    x = axis_over(label, steps, _LEFT, WIDTH - _RIGHT, whole=True)
-    y = axis_over("mean return", [*np.ravel([row[1:4] for row in rows])], HEIGHT - _BOTTOM, _TOP)
-    if x is None or y is None:
-        return None
-    drawn = [(float(x.place(step)), row) for step, row in zip(steps, rows, strict=True) if not math.isnan(row.value)]
-    shapes = [_path("line", [at for at, _ in drawn], y.place([row.value for _, row in drawn]))]
-    for at, row in drawn:
-        if not math.isnan(row.low):
-            shapes.append(_path("whisker", [at, at], y.place([row.low, row.high])))
-        circle = {"cx": _px(at), "cy": _px(float(y.place(row.value))), "r": "4"}
-        shapes.append(Shape("circle", "point", circle, f"{row.value:,.6g}"))
-    key = [("line", "mean return"), ("whisker", "interval")]
-    return Plot("Mean return over checkpoints", x, y, shapes if drawn else [], key=key, caption=y.hint)
+    bands, marks, key = list[Shape](), list[Shape](), list[tuple[str, str]]()
+    for place, (name, points) in enumerate(series.items()):
+        css = f"colour{place % _COLOURS}"
+        known = [(float(x.place(at)), row) for at, row in points if not math.isnan(row.value)]
+        if ends := [(at, row.low, row.high) for at, row in known if math.isfinite(row.low + row.high)]:
+            across, low, high = zip(*ends, strict=True)
+            bands.append(_path(f"band {css}", [*across, *across[::-1]], y.place([*low, *high[::-1]]), name))
+        if known:
+            marks.append(_path(f"line {css}", [at for at, _ in known], y.place([row.value for _, row in known]), name))
+            key.append((f"line {css}", name))
+        for at, row in known if len(known) < _MARKED else ():
+            circle = {"cx": _px(at), "cy": _px(float(y.place(row.value))), "r": "4"}
+            marks.append(Shape("circle", f"dot {css}", circle, f"{name}: {row.text or f'{row.value:,.6g}'}"))
+    return Plot(title, x, y, bands + marks, key=key + [("band", "interval")] * bool(bands), caption=y.hint)
 
 
 def _path(css: str, across: Iterable[float], up: Iterable[float], title: str = "") -> Shape:

@@ -147,7 +147,6 @@ def render_template(
     script: str = "",
     data: Any = None,
     form: str = "'none'",
-    images: str = "'none'",
     generator: str = GENERATOR,
     **shown: Any,
 ) -> str:
@@ -158,7 +157,6 @@ def render_template(
         script: Text of the only script that may run.
         data: JSON value for the script, in the element ``data``.
         form: Allowed target of forms, as in a content security policy.
-        images: Allowed origin of images, as in a content security policy.
         generator: Generator tag of the page; see :func:`is_report`.
         **shown: Variables of the template.
     """
@@ -167,21 +165,21 @@ def render_template(
     style, inert = asset("page.css"), json.dumps(data, separators=(",", ":"), allow_nan=False).translate(_ESCAPES)
     trusted = {"style": style, "script": script, "data": inert, "generator": generator}
     text = _environment().get_template(template).render(
-        policy=_content_policy(style, script, form, images),
+        policy=_content_policy(style, script, form),
         **{name: Markup(value) for name, value in trusted.items()},  # noqa: S704  # Files of this folder, inert JSON.
         **shown,
     )  # fmt: skip
     return text.encode("utf-8", "replace").decode()  # File names and JSON may contain lone surrogates.
 
 
-def _content_policy(style: str, script: str, form: str, images: str) -> str:
+def _content_policy(style: str, script: str, form: str) -> str:
     """Return a content security policy that allows only one style, one script, and videos of the page's origin."""
 
     def digest(text: str) -> str:
         return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
     allowed = f"style-src '{digest(style)}'" + (f"; script-src '{digest(script)}'" if script else "")
-    return f"default-src 'none'; {allowed}; img-src {images}; media-src {_OWN}; base-uri 'none'; form-action {form}"
+    return f"default-src 'none'; {allowed}; media-src {_OWN}; base-uri 'none'; form-action {form}"
 
 
 @functools.cache

@@ -17,7 +17,7 @@ from rl_eval.errors.redaction import redact, redact_text
 from rl_eval.records.agents import agent_columns, agents_in
 from rl_eval.records.episode import Fault
 from rl_eval.records.plain import leaves
-from rl_eval.reports.charts import Plot, Row, estimates, histogram, means, running_mean
+from rl_eval.reports.charts import Plot, Row, estimates, histogram, lines
 from rl_eval.reports.page import Line, Page, Table
 from rl_eval.reports.pages import Write, page_of, result_page, with_ends, writer
 from rl_eval.results.comparison import compare
@@ -66,11 +66,8 @@ def run_page(result: EvalResult) -> Page:
     """Return the page of a result for a browser, with plots and more tables, but without the episodes."""
     rows, page = result.counted_rows, result_page(result)
     mean = _row(f"Returns of {counted(len(rows), 'episode')}", result.aggregates.mean, result.interval)
-    without, marks = _without_intervals(result), [("median", "median", result.aggregates.median)]
-    figures = [
-        histogram(rows["episode_return"], "return", mean, marks=marks),
-        None if without else running_mean(rows["index"], rows["episode_return"], result.confidence),
-    ]
+    marks = [("median", "median", result.aggregates.median)]
+    figure = histogram(rows["episode_return"], "return", mean, marks=marks)
     places = decimals(result.aggregates.sem, result.aggregates.mean)
     metrics = [(name, number(value, places)) for name, value in result.metrics.items()]
     return replace(
@@ -79,7 +76,7 @@ def run_page(result: EvalResult) -> Page:
             page.sections[0],
             [Line("meaning", "", _meaning(result))],
             *page.sections[1:],
-            *filter(None, figures),
+            *filter(None, [figure]),
             *_agent_tables(result),
             *group_tables(result),
             Table("Numbers", ("metric", "value"), metrics, folded=True),
@@ -278,8 +275,8 @@ def _curve(results: Sequence[EvalResult]) -> Plot | None:
     for what, step_of in (("version of the weights", _version), ("number in the checkpoint's name", _checkpoint)):
         points = {step: result for result in alike if (step := step_of(result)) is not None}
         if len(points) == len(alike) > 1:
-            drawn = [points[step] for step in sorted(points)]
-            plot = means(sorted(points), [_mean_return("", result) for result in drawn], what)
+            drawn = [(step, _mean_return("", points[step])) for step in sorted(points)]
+            plot = lines("Mean return over checkpoints", what, "mean return", {"mean return": drawn})
             note = f"{several(len(drawn), 'intervals', results[0].confidence)}. The best: {BIASED_BEST}."
             return plot and replace(plot, caption=f"{note} {plot.caption}")
     return None

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -14,12 +13,12 @@ from rl_eval.atomic_write import write_bytes
 from rl_eval.errors import ConfigError, UsageError, summary_of
 from rl_eval.recording.video import record_videos
 from rl_eval.recording.video_selection import VideoSettings, captions, video_folder, videos_of
-from rl_eval.reports.charts import Plot, Row, estimates
+from rl_eval.reports.charts import Plot, Row, estimates, lines
 from rl_eval.reports.html import is_report, render_template
 from rl_eval.reports.page import Table as PageTable
 from rl_eval.results.loading import load
 from rl_eval.suites.exports import marl_eval_json, rliable_json, scores_csv
-from rl_eval.suites.figures import interval_figure, line_figure, pages, picture
+from rl_eval.suites.figures import interval_figure, line_figure, pages
 from rl_eval.suites.result import TITLES, SuiteResult
 from rl_eval.suites.tables import Table, csv_of
 
@@ -60,7 +59,7 @@ def write_report(result: SuiteResult, folder: Path, cells: Path) -> tuple[list[P
         notes.append(str(error))
     if drawn:
         files.append(("figures.pdf", pages(drawn.values())))
-    files.append((PAGE, _page(result, drawn, folder, cells).encode()))
+    files.append((PAGE, _page(result, folder, cells).encode()))
     # The page is written first, so that the folder is that of a report, even if the program is killed.
     for name, content in (files[-1], *files[:-1]):
         write_bytes(folder / name, content)
@@ -144,31 +143,45 @@ def _of_all_runs(makers: Mapping[str, Callable[[], str]], notes: list[str]) -> I
             notes.append(f"{name} is not written: {error}")
 
 
-def _page(result: SuiteResult, drawn: Mapping[str, Figure], folder: Path, cells: Path) -> str:
-    images = {name: base64.b64encode(picture(figure, "svg")).decode() for name, figure in drawn.items()}
+def _page(result: SuiteResult, folder: Path, cells: Path) -> str:
     meanings = [(TITLES[name], table.details) for name, table in _tables(result).items() if table.details]
     terms = PageTable("Definitions and intervals", ("table", "meaning"), meanings, folded=True)
     content, title = result.page, result.definition.suite
     shown: dict[str, Any] = {"charts": list(_charts(result)), "films": list(_films(result, folder, cells))}
-    shown["figures"] = [(TITLES[name], image, name) for name, image in images.items() if name != "tasks"]
     shown["content"] = replace(content, sections=[*content.sections, terms])
-    return render_template("suite.html.j2", generator=_GENERATOR, images="data:", title=title, **shown)
+    return render_template("suite.html.j2", generator=_GENERATOR, title=title, **shown)
 
 
-def _charts(result: SuiteResult) -> Iterator[Plot]:
-    """Yield a chart for each task, with a dot and an interval for each policy."""
-    table, suite = result.tables.get("tasks"), result.definition
-    if not isinstance(table, Table):
-        return
-    for task in table.rows:
-        rows = [
-            Row(str(policy), cell.value, cell.interval.low, cell.interval.high, table.text(task, policy), cell.both)
-            for (row, policy), cell in table.cells.items()
-            if row == task
-        ]
-        label = f"mean {suite.tasks[task].score}" if task in suite.tasks else "mean score"
-        if chart := estimates(task, label, rows, within=suite.bounds.get(task, ())):
-            yield chart
+def _charts(result: SuiteResult) -> Iterator[tuple[str, list[Plot]]]:
+    """Yield the heading and the charts of each table: first, a chart of each task."""
+    for name, table in sorted(_tables(result).items(), key=lambda one: one[0] != "tasks"):
+        found = [_lines(name, table)] if name in _LINES else _panels(result, name, table)
+        yield TITLES[name], [*filter(None, found)]
+
+
+def _lines(name: str, table: Table) -> Plot | None:
+    series: dict[str, list[tuple[float, Row]]] = {}
+    for policy, at in table.cells:
+        series.setdefault(policy, []).append((float(at), _row(table, policy, at)))
+    return lines(TITLES[name], table.columns_are, _LINES[name], series)
+
+
+def _panels(result: SuiteResult, name: str, table: Table) -> Iterator[Plot | None]:
+    """Yield a chart for each task, aggregate or baseline, with a dot and an interval for each policy."""
+    suite, panels = result.definition, table if name == "tasks" else table.transposed()
+    for panel in panels.rows:
+        rows = [_row(panels, panel, policy) for row, policy in panels.cells if row == panel]
+        within: Sequence[float] = (0.5,) if name == "improvement" else ()
+        label = "score" if name == "aggregates" else f"probability of a higher score than {panel}"
+        if name == "tasks":
+            within, label = suite.bounds.get(panel, ()), "mean score"
+            label = f"mean {suite.tasks[panel].score}" if panel in suite.tasks else label
+        yield estimates(panel, label, rows, within=within)
+
+
+def _row(table: Table, row: str, column: str | float) -> Row:
+    one = table.cells[row, column]
+    return Row(str(column), one.value, one.interval.low, one.interval.high, table.text(row, column), one.both)
 
 
 def _films(result: SuiteResult, folder: Path, cells: Path) -> Iterator[tuple[str, list[tuple[str, str]]]]:

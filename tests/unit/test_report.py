@@ -18,12 +18,11 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from scipy import stats
 
 from rl_eval.cli.exits import ExitCode
 from rl_eval.recording.video_selection import video_name, videos_of
 from rl_eval.records.episode import Outcome
-from rl_eval.reports.charts import WIDTH, Plot, Row, axis_over, estimates, histogram, means, running_mean
+from rl_eval.reports.charts import WIDTH, Plot, Row, axis_over, estimates, histogram, lines
 from rl_eval.reports.html import Source, episode_data, pack, render
 from rl_eval.reports.page import Table
 from rl_eval.reports.pages import result_page
@@ -224,7 +223,7 @@ def test_a_task_has_its_own_numbers() -> None:
 
 
 def test_no_part_has_an_interval_if_an_episode_failed() -> None:
-    """Nobody knows the part to which a failed episode belongs; a running mean would be biased, too."""
+    """Nobody knows the part to which a failed episode belongs; nothing is drawn as if it did."""
     result = drawn_result(90, info_keys=("task",), failed=(4,))
     result.table.infos[:, 0] = np.arange(90) % 3
     [group] = group_tables(result)
@@ -571,8 +570,8 @@ def test_charts_can_be_drawn_of_any_numbers(values: list[float]) -> None:
     check_drawn(histogram(array, "x", row, marks=[("median", "median", 0.0)]))
     check_drawn(estimates("X", "x", [row, row], within=(0.0,)))
     check_drawn(estimates("X", "x", [row, row], samples=[array, array[1:]]))
-    check_drawn(running_mean(np.arange(len(array)), array, 0.95))
-    check_drawn(means(range(len(values)), [Row("", value, value, value, "") for value in values], "step"))
+    points = [(float(at), Row("", value, value, value, "")) for at, value in enumerate(values)]
+    check_drawn(lines("X", "step", "x", {"a": points, "b": points[:1]}))
 
 
 @given(st.floats(-1e300, 1e300), st.floats(1e-300, 1e300))
@@ -598,22 +597,27 @@ def test_a_histogram_counts_every_value_once(values: np.ndarray) -> None:
     assert all(before[1] <= after[0] for before, after in itertools.pairwise(ranges))
 
 
-def test_the_running_mean_ends_at_the_mean_with_its_interval() -> None:
-    """And its band at every place is that of the episodes so far, as scipy has it."""
-    values = np.random.default_rng(0).normal(10, 3, 200)
-    plot = running_mean(np.arange(200), values, 0.95)
+def test_a_line_has_its_points_and_a_band_of_their_intervals() -> None:
+    """Of each series in its own colour. A point without an interval is no part of the band."""
+    rows = [(100.0, Row("", 5.0, 4.0, 7.0, "")), (200.0, Row("", 6.0, math.nan, math.nan, "")),
+            (300.0, Row("", 9.0, 8.0, 9.5, ""))]  # fmt: skip
+    plot = lines("X", "step", "score", {"p": rows, "q": rows[:1]})
     assert plot is not None
-    band, line = (
-        [tuple(map(float, point.split())) for point in re.findall(r"[\d.]+ [\d.]+", shape.at["d"])]
-        for shape in plot.shapes
+    [(across, up), *_], [(low_across, low_up), *_] = (
+        [
+            np.array([point.split() for point in shape.at["d"][1:].split("L")], float).T
+            for shape in plot.shapes
+            if css in shape.css
+        ]
+        for css in ("line", "band")
     )
-    assert len(line) == 199
-    assert line[-1][1] == pytest.approx(plot.y.place(values.mean()), abs=0.06)
-    for count in (30, 200):
-        low, high = stats.t.interval(0.95, count - 1, values[:count].mean(), stats.sem(values[:count]))
-        lower, upper = band[count - 2], band[-(count - 1)]
-        assert lower[0] == upper[0] == pytest.approx(plot.x.place(count - 1), abs=0.06)
-        assert (lower[1], upper[1]) == pytest.approx(plot.y.place([low, high]), abs=0.06)
+    assert across == pytest.approx(plot.x.place([100, 200, 300]), abs=0.06)
+    assert up == pytest.approx(plot.y.place([5, 6, 9]), abs=0.06)
+    assert low_across == pytest.approx(plot.x.place([100, 300, 300, 100]), abs=0.06)
+    assert low_up == pytest.approx(plot.y.place([4, 8, 9.5, 7]), abs=0.06)
+    colours = {name: css for css, name in plot.key}
+    assert colours["p"] != colours["q"]
+    assert "interval" in colours
 
 
 # The command
