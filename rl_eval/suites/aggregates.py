@@ -70,8 +70,7 @@ METRICS: Final[Mapping[Metric, tuple[str, Statistic]]] = {
 
 
 _OUTSIDE: Final = (
-    "an IQM or a median of both training seeds together can be outside of the numbers of the two seeds, because other "
-    "scores are in the middle"
+    "an IQM or a median of both training seeds can be outside of the seeds' own: other scores are in the middle"
 )
 """Note on numbers that look like a fault."""
 

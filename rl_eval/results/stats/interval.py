@@ -149,10 +149,7 @@ def mean_interval(
     worst, best = map(interval_of, completions(sample, num_missing, bounds))
     if not (worst.exists and best.exists):
         return best if worst.exists else worst
-    assumed = (
-        f"{bounds[0]:,g} and {bounds[1]:,g}, the lowest and the highest possible {of.removesuffix('s') or 'value'}"
-    )
-    notes = [f"{failed}: the interval assumes {assumed}", worst.note]
+    notes = [f"{failed}: the interval assumes the bounds {bounds[0]:,g} and {bounds[1]:,g} for them", worst.note]
     return Interval(worst.low, best.high, confidence, worst.method, "; ".join(filter(None, notes)))
 
 
