@@ -248,7 +248,7 @@ def test_a_number_outside_of_those_of_its_two_seeds_has_a_note() -> None:
                   ("p", "z", 0): [0.0], ("p", "z", 1): [0.0]})  # fmt: skip
     table = aggregate_scores(outside, "run", ["median"])
     one = table.cells["p", "median"]
-    assert not one.both[0] <= one.value <= one.both[1]
+    assert not min(one.both) <= one.value <= max(one.both)
     assert any(untold(note, "median", "seeds", "outside") == [] for note in table.own_notes)
     equal = of({("p", task, seed): [0.1 * (seed + 1)] for task in "xyz" for seed in (0, 1)})
     assert aggregate_scores(equal, "run").own_notes == ()
