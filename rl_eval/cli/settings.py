@@ -92,7 +92,7 @@ def _assign(config: EvalConfig, assignment: str) -> None:
 
     key, equals, text = assignment.partition("=")
     if not equals:
-        fix = "Pass KEY=VALUE, such as evaluation.num_episodes=50."
+        fix = "Pass a key with its value, such as evaluation.num_episodes=50."
         raise ConfigError(f"--set {assignment}: = and a value are missing", key="--set", value=assignment, fix=fix)
     try:
         value = read_yaml(text)

@@ -130,6 +130,8 @@ class _Command(TyperCommand):
             if (errors := getattr(error.__cause__, "errors", None)) is not None:  # Of pydantic, which typer uses.
                 text, value = in_our_words(errors()[0]["msg"]), repr(errors()[0]["input"])
                 error.message = text if value in text else f"{value}: {text}"
+            if "extra argument" in error.message and any("--output" in param.opts for param in self.params):
+                error.message += " To name the output, pass --output (-o)."
             if not hasattr(error, "possibilities"):
                 raise
             name = str(vars(error)["option_name"])

@@ -204,9 +204,8 @@ class EvalConfig(KnowsNames):
             raise ConfigError(problem, key="config", value=_shown(values), fix=fix)
         for section, keys in values.items():
             if section not in SECTIONS:
-                raise ConfigError(
-                    f"unknown config section {section!r}: {nearest(str(section), SECTIONS)}", key=str(section)
-                )
+                advice = "run a suite with rl-eval suite run" if section == "suite" else nearest(str(section), SECTIONS)
+                raise ConfigError(f"unknown config section {section!r}: {advice}", key=str(section))
             if not isinstance(keys, Mapping):
                 problem = f"config section {section!r} must be a mapping of keys, not {_shown(keys)}"
                 raise ConfigError(problem, key=section, value=_shown(keys))
@@ -383,7 +382,11 @@ def read_text(path: Path) -> str:
     try:
         return read_named(path).decode()
     except FileNotFoundError:
-        fix = "" if path.suffix in {".yaml", ".yml"} else f"To evaluate an environment, pass --env {path}."
+        fix = (
+            "Pass the path of a YAML file."
+            if path.suffix in {".yaml", ".yml"}
+            else f"To evaluate an environment, pass --env {path}."
+        )
         raise ConfigError(f"there is no config file {str(path)!r}", key=str(path), fix=fix) from None
     except OSError as error:
         fix = "Pass a YAML file." if path.is_dir() else ""

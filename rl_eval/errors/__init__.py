@@ -202,6 +202,7 @@ _SYNONYMS: Final = {
     **dict.fromkeys(("out", "outdir"), "output"),
     **dict.fromkeys(("gpu", "cuda"), "device"),
     "environment": "env",
+    "format": "to",
     "reward": "return",
     "rewards": "returns",
 }

@@ -165,9 +165,15 @@ def test_a_policy_for_other_spaces_has_both_spaces_in_the_advice(place, more):
         (("run", "toy.yaml", "-n", "ten"), "'ten': it must be"),
         (("run", "toy.yaml", "-n", "0"), "num_episodes is 0: it must be at least 1"),
         (("compare", "a", "b", "--fail-on", "worse"), ": 'worse' is not one of 'regression'"),
+        (("export", "plain", "out.csv"), "out.csv) To name the output, pass --output"),
+        (("export", "plain", "--format", "csv"), "No such option: --format. Did you mean --to"),
+        (("run", "toy.yaml", "--set", "foo"), "such as evaluation.num_episodes=50"),
+        (("run", "none.yaml"), "'none.yaml'. Pass the path of a YAML file"),
+        (("run", "suite.yaml"), "'suite': run a suite with rl-eval suite run"),
     ],
 )
 def test_a_wrong_value_is_named_in_our_words(place, words, value):
+    (place / "suite.yaml").write_text("suite: mine\n")
     outcome = call(*words)
     assert outcome.exit_code == ExitCode.USAGE
     assert value in outcome.output
