@@ -126,13 +126,19 @@ class Determinism:
         if not self.mismatched:
             return ""
         if self.first is not None and self.first.cause == "policy":
-            return f"the policy chose another action for the same observation. {_DOCTOR}"
+            return f"the policy chose another action for the same observation. {POLICY_REMEDIES}"
         return _REMEDIES[self.remedy].format(episode=self.mismatched[0])
 
 
 _LISTED: Final = 6
 """Maximum number of mismatched episodes that a finding lists."""
 _DOCTOR: Final = "rl-eval doctor searches for the reason"
+POLICY_REMEDIES: Final = (
+    "If the policy samples, take the most likely action, such as predict(batch, deterministic=True)[0], or pass the "
+    "model itself. Call eval() on modules in training mode, or implement rl_eval.Policy: draw random numbers from the "
+    "noise argument of act(), and declare state with initial_state()"
+)
+"""Advice for a policy that does not repeat its results."""
 _REMEDIES: Final[Mapping[Remedy, str]] = {
     "": _DOCTOR,
     "episode": (

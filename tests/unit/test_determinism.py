@@ -572,7 +572,7 @@ def test_a_policy_that_keeps_something_to_itself_is_found(make) -> None:
     assert result.determinism.first.cause == "policy"
     assert result.determinism.first.cause in str(result.determinism)
     assert result.determinism.remedy == ""
-    assert "rl-eval doctor" in "\n".join(result.notes)
+    assert "initial_state" in "\n".join(result.notes)
 
 
 class Begun(gym.Wrapper):

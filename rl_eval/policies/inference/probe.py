@@ -24,6 +24,7 @@ from rl_eval.errors import ConfigError, PolicyError, PolicyUnavailable, listed, 
 from rl_eval.policies.inference.spaces import ActionReader, ObservationBatch, copy_batch, no_grad, take_rows
 from rl_eval.policies.noise import EpisodeNoise
 from rl_eval.protocols import Policy, Probeable
+from rl_eval.records.determinism import POLICY_REMEDIES
 from rl_eval.records.generators import changes, generator_states
 from rl_eval.supervision.caller import end_fork, survivable
 
@@ -218,12 +219,7 @@ class Probe:
         if not self._allow_nondeterministic:
             drawn = changes(self._generators, generator_states())
             problem = found + (f"; meanwhile, {listed(drawn, 3)} changed" if drawn else "")
-            fix = (
-                "If the policy samples, take the most likely action, such as predict(batch, deterministic=True)[0], or "
-                "pass the model itself. Call eval() on modules in training mode, or implement rl_eval.Policy: draw "
-                "random numbers from the noise argument of act(), and declare state with initial_state(). To evaluate "
-                "this policy anyway, set policy.allow_nondeterministic: true."
-            )
+            fix = f"{POLICY_REMEDIES}. To evaluate this policy anyway, set policy.allow_nondeterministic: true."
             raise ConfigError(problem, key="policy.allow_nondeterministic", value=False, fix=fix)
         note = f"the result cannot be reproduced: {found} (policy.allow_nondeterministic is true). {_UNCHECKED}"
         return Finding("row", "", (note,), overwrites=True)
