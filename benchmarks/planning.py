@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.runner import Row
 from rl_eval.records.episode import EpisodeTable, Outcome
-from rl_eval.scheduling.events import Command, Grant, Reclaim, RunnerJoined, RunnerReported
+from rl_eval.scheduling.events import Decision, Grant, Reclaim, RunnerJoined, RunnerReported
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.scheduling.schedule import Schedule
 
@@ -46,8 +46,8 @@ class _Fleet:
             while self._reclaims:
                 self._answer(self._reclaims.pop())
 
-    def _obey(self, commands: list[Command]) -> None:
-        for command in commands:
+    def _obey(self, decision: Decision) -> None:
+        for command in decision.commands:
             if isinstance(command, Grant):
                 self._held[command.runner] += [lease.index for lease in command.leases]
             elif isinstance(command, Reclaim):

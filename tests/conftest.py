@@ -23,6 +23,8 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # The in-process backend is compared with runners, which start with these variables.
 os.environ.update(reproducible_environment())
+# Every evaluation checks the rules of its schedule.
+os.environ["RL_EVAL_VALIDATE"] = "1"
 os.environ["RAY_AUTH_MODE"] = "disabled"
 os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
 # Every warning of Ray is printed at once, and not as one of many in a later test.

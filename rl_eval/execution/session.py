@@ -6,8 +6,11 @@ A *phase* is a job in which runners run episodes, such as the session or the det
 from __future__ import annotations
 
 import abc
+import json
 import logging
+import os
 import re
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterable
@@ -30,6 +33,7 @@ from rl_eval.execution.runner_pool import Member
 from rl_eval.records.episode import Fault, RunReport, charged_attempts, failed_row
 from rl_eval.results.provenance import manifest_of
 from rl_eval.scheduling import events
+from rl_eval.scheduling.blocks import schedule_of
 from rl_eval.scheduling.runner_failures import attribute_loss
 from rl_eval.scheduling.schedule import Schedule
 from rl_eval.supervision.flight_recorder import CrashReport
@@ -37,7 +41,6 @@ from rl_eval.weights import HeldWeights
 
 if TYPE_CHECKING:
     from rl_eval.log import LogContents, Manifest
-    from rl_eval.scheduling.blocks import BlockSchedule
 
 
 CALLS_IN_FLIGHT: Final = 2
@@ -376,13 +379,22 @@ _PATIENCE_S: Final = 10.0
 """Seconds that failed episodes wait for starting runners, before they run again on the same runner."""
 
 
+def _judged(faults: Iterable[Fault], verdict: events.Verdict) -> tuple[Fault, ...]:
+    """Return the faults, one per attempt, each charged if the verdict charges its attempt."""
+    charged = set(verdict.charge)
+    by_attempt = {(fault.index, fault.attempt): fault for fault in faults}
+    return tuple(replace(fault, charged=attempt in charged) for attempt, fault in by_attempt.items())
+
+
 @final
 class EpisodeSession(Phase):
     """Job that runs the episodes of a plan that have no record yet."""
 
     def __init__(self, outcome: EvalOutcome) -> None:
         super().__init__(outcome)
-        self._schedule: Schedule | BlockSchedule = Schedule(outcome.plan)
+        self._schedule = Schedule(outcome.plan)
+        self._history: list[Any] = []
+        """Arguments and events of the schedule, with ``RL_EVAL_VALIDATE=1``; otherwise empty."""
         self._fail_fast: FailFast | None = None
         """Counter of failures until the first episode completes; None if they do not end the evaluation."""
         self._starting_until = 0.0
@@ -408,15 +420,18 @@ class EpisodeSession(Phase):
             self._fail_fast = FailFast(self._pool_size * settings.runners.lanes)
             self._starting_until = now + settings.runners.runner_start_timeout_s
         done, attempts = np.flatnonzero(table.filled).tolist(), charged_attempts(table)
-        arguments = self._pool_size, done, attempts, faults.max_attempts_per_episode
-        if size := settings.runners.block_size:
-            from rl_eval.scheduling.blocks import BlockSchedule
-
-            self._schedule = BlockSchedule(outcome.plan, size, *arguments)
-        else:
-            self._schedule = Schedule(outcome.plan, *arguments)
+        arguments: dict[str, Any] = {
+            "expected_runners": self._pool_size,
+            "done": done,
+            "attempts": attempts,
+            "max_attempts": faults.max_attempts_per_episode,
+        }
+        block_size = settings.runners.block_size
+        self._schedule = schedule_of(outcome.plan, block_size, **arguments)
+        if os.environ.get("RL_EVAL_VALIDATE") == "1":
+            self._history = [{"plan": outcome.plan.to_dict(), "block_size": block_size, **arguments}]
         # The first event gives up episodes that had no attempt left in the earlier session.
-        self._obey(self._handle(events.PoolSized(self._pool_size), now), now)
+        self._send(events.PoolSized(self._pool_size), now)
         for member in self.pool.ready():
             self.joined(member, now)
 
@@ -427,7 +442,7 @@ class EpisodeSession(Phase):
             self._outcome.joined(self.pool, now)
             self._outcome.ring.positions[member.incarnation] = member.index
             lanes = self._outcome.settings.runners.lanes
-            self._obey(self._handle(events.RunnerJoined(member.incarnation, lanes), now), now)
+            self._send(events.RunnerJoined(member.incarnation, lanes), now)
 
     def _lost(self, member: Member, crash_report: CrashReport | None, now: float) -> bool:
         runner = member.incarnation
@@ -435,12 +450,12 @@ class EpisodeSession(Phase):
         # An excluded runner no longer holds episodes.
         known = self._schedule.knows(runner)
         found = attribute_loss(crash_report if known else None, member.index).within(self._outcome.plan)
-        commands = self._handle(events.RunnerLost(runner, found.charged, found.suspects), now)
-        faults = {(fault.index, fault.attempt): replace(fault, charged=False) for fault in found.faults}
-        self._obey(commands, now, faults=faults)
-        self._outcome.store.add_faults(tuple(fault for fault in faults.values() if not fault.charged))
-        self._note_failures(tuple(faults.values()), now)
-        return any(fault.charged for fault in faults.values())
+        decision = self._handle(events.RunnerLost(runner, found.charged, found.suspects), now)
+        faults = _judged(found.faults, decision.verdict)
+        self._outcome.store.add_faults(faults)
+        self._obey(decision.commands, now)
+        self._note_failures(faults, now)
+        return bool(decision.verdict.charge)
 
     def replied(self, member: Member, value: Any, now: float) -> None:
         """Handle a report of a runner.
@@ -454,23 +469,24 @@ class EpisodeSession(Phase):
         report: RunReport = value
         self._outcome.check_report(member, report)
         self._waiting.reported(report, now)
-        charged = tuple(fault for fault in report.faults if fault.charged)
-        suspected = {(fault.index, fault.attempt): fault for fault in report.faults if not fault.charged}
         event = events.RunnerReported(
             member.incarnation,
             report.rows["index"].tolist(),
-            [(fault.index, fault.attempt) for fault in charged],
+            [(fault.index, fault.attempt) for fault in report.faults if fault.charged],
             report.returned,
             report.progress["index"].tolist(),
-            list(suspected),
+            [(fault.index, fault.attempt) for fault in report.faults if not fault.charged],
         )
-        commands = self._handle(event, now)
-        self._outcome.store.add_times(report)
-        self._outcome.store.add_faults(charged)
-        self._obey(commands, now, member, report, suspected)
-        if suspected:
-            self._outcome.store.add_faults(tuple(fault for fault in suspected.values() if not fault.charged))
-        self._note_failures((*charged, *suspected.values()), now)
+        decision = self._handle(event, now)
+        verdict, store, faults = decision.verdict, self._outcome.store, _judged(report.faults, decision.verdict)
+        store.add_times(report)
+        store.add_faults(faults)
+        if verdict.record:
+            self._count(member, report, verdict.record)
+        if verdict.audit:
+            store.audit(report.rows[[*verdict.audit]], report.infos[[*verdict.audit]])
+        self._obey(decision.commands, now)
+        self._note_failures(faults, now)
         self._pump(member, now)
 
     def _watch(self, now: float) -> None:
@@ -478,11 +494,11 @@ class EpisodeSession(Phase):
             with suppress(Exception):  # A handler of the caller may raise.
                 _logger.warning(reason)
         if self._is_impatient(now):
-            self._obey(self._handle(events.PoolSized(self._schedule.runners), now), now)
+            self._send(events.PoolSized(self._schedule.runners), now)
         elif (expected := self.pool.expected()) != self._pool_size:
             self._pool_size = expected
             self._outcome.asked = max(self._outcome.asked, expected)
-            self._obey(self._handle(events.PoolSized(expected), now), now)
+            self._send(events.PoolSized(expected), now)
 
     @property
     def _complete(self) -> bool:
@@ -494,28 +510,35 @@ class EpisodeSession(Phase):
 
     # ------------------------------------------------------------------ events, commands and calls
 
-    def _handle(self, event: events.Event, now: float) -> list[events.Command]:
-        commands = self._schedule.handle(event)
-        self._outcome.ring.append(now, event, commands)
-        return commands
+    def _handle(self, event: events.Event, now: float) -> events.Decision:
+        decision = self._schedule.handle(event)
+        self._outcome.ring.append(now, event, decision.commands)
+        if self._history:
+            self._history.append(events.to_list(event))
+            self._validate()
+        return decision
 
-    def _obey(
-        self,
-        commands: list[events.Command],
-        now: float,
-        member: Member | None = None,
-        report: RunReport | None = None,
-        faults: dict[tuple[int, int], Fault] | None = None,
-    ) -> None:
-        """Carry out commands.
+    def _send(self, event: events.Event, now: float) -> None:
+        """Handle an event that has no verdict."""
+        self._obey(self._handle(event, now).commands, now)
 
-        Args:
-            commands: Commands of the schedule, in order.
-            now: Present time.
-            member: Runner that reported, if the event was a report.
-            report: Report of this runner.
-            faults: Uncharged faults by (index, attempt). If a command charges a fault, the charged copy replaces it.
+    def _validate(self) -> None:
+        """Check the rules of the schedule.
+
+        Raises:
+            EvalError: A rule is broken; a file contains the history of the schedule.
         """
+        try:
+            self._schedule.validate()
+        except AssertionError as error:
+            history, self._history = self._history, []  # The end of the evaluation is not checked.
+            path = Path(tempfile.mkdtemp(prefix="rl_eval_")) / "history.json"
+            path.write_text(json.dumps(history, default=int))
+            problem, fix = f"the schedule broke a rule: {error}", f"Report this error with the file {path}."
+            raise EvalError(problem, key="RL_EVAL_VALIDATE", value=str(path), fix=fix) from error
+
+    def _obey(self, commands: Iterable[events.Command], now: float) -> None:
+        """Carry out commands, in order."""
         outcome = self._outcome
         touched: dict[int, None] = {}
         for command in commands:
@@ -530,17 +553,6 @@ class EpisodeSession(Phase):
                     touched[runner] = None
                 case events.Abort(runner):
                     self._abort(runner, now)
-                case events.Record(positions):
-                    assert member is not None
-                    assert report is not None
-                    self._count(member, report, positions)
-                case events.Audit(positions):
-                    assert report is not None
-                    outcome.store.audit(report.rows[list(positions)], report.infos[list(positions)])
-                case events.Charge(index, attempt):
-                    assert faults is not None
-                    fault = faults[index, attempt] = replace(faults[index, attempt], charged=True)
-                    outcome.store.add_faults((fault,))
                 case events.GiveUp(index, seed, attempts):
                     outcome.store.add_rows(failed_row(index, seed, attempts, outcome.weights_version))
                     self.pool.progressed()
@@ -597,4 +609,4 @@ class EpisodeSession(Phase):
         return now > self._impatient
 
     def _abandon(self, now: float) -> None:
-        self._obey(self._schedule.handle(events.Cancelled()), now)
+        self._send(events.Cancelled(), now)

@@ -7,9 +7,9 @@ that treats each block as one episode. It translates indices of episodes into nu
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import final
+from typing import Any, final
 
 import numpy as np
 from typing_extensions import assert_never, override
@@ -67,28 +67,29 @@ class BlockSchedule(Schedule):
         super().__init__(blocks, expected_runners, finished, used, max_attempts)
 
     @override
-    def handle(self, event: events.Event) -> list[events.Command]:
+    def handle(self, event: events.Event) -> events.Decision:
+        rows: list[list[int]] = []
         match event:
             case events.RunnerReported():
                 positions = self._whole_blocks(event.finished)
-                commands = super().handle(
-                    replace(
-                        event,
-                        finished=tuple(positions),
-                        failed_attempts=self._pairs(event.failed_attempts),
-                        suspects=self._pairs(event.suspects),
-                        returned=self._blocks(event.returned),
-                        live=self._blocks(event.live),
-                    )
+                rows = list(positions.values())
+                event = replace(
+                    event,
+                    finished=tuple(positions),
+                    failed_attempts=self._pairs(event.failed_attempts),
+                    suspects=self._pairs(event.suspects),
+                    returned=self._blocks(event.returned),
+                    live=self._blocks(event.live),
                 )
-                return list(self._translated(commands, list(positions.values())))
-            case events.RunnerLost(runner, charged, suspects):
-                lost = events.RunnerLost(runner, self._pairs(charged), self._pairs(suspects))
-                return list(self._translated(super().handle(lost)))
-            case events.RunnerJoined(runner, _):
-                return list(self._translated(super().handle(events.RunnerJoined(runner, 1))))
+            case events.RunnerLost():
+                event = replace(event, charged=self._pairs(event.charged), suspects=self._pairs(event.suspects))
+            case events.RunnerJoined():
+                event = replace(event, lanes=1)
             case _:
-                return list(self._translated(super().handle(event)))
+                pass
+        decision = super().handle(event)
+        verdict, commands = self._verdict_on_episodes(decision.verdict, rows), self._translated(decision.commands)
+        return events.Decision(verdict, tuple(commands))
 
     @property
     @override
@@ -116,27 +117,19 @@ class BlockSchedule(Schedule):
 
     # ---------------------------------------------------------------- blocks to episodes
 
-    def _translated(
-        self, commands: Iterable[events.Command], rows: list[list[int]] | None = None
-    ) -> Iterator[events.Command]:
-        """Yield commands that name episodes, from commands that name blocks.
+    def _verdict_on_episodes(self, verdict: events.Verdict, rows: list[list[int]]) -> events.Verdict:
+        """Return the verdict on episodes, from the positions of the rows of each reported block."""
+        record, audit = (tuple(at for one in blocks for at in rows[one]) for blocks in (verdict.record, verdict.audit))
+        return events.Verdict(record, audit, tuple((block * self._size, attempt) for block, attempt in verdict.charge))
 
-        Args:
-            commands: Commands of the schedule of blocks.
-            rows: Row positions of each reported block, for commands about rows of a report.
-        """
+    def _translated(self, commands: Iterable[events.Command]) -> Iterator[events.Command]:
+        """Yield commands that name episodes, from commands that name blocks."""
         for command in commands:
             match command:
                 case events.Grant(runner, leases):
                     yield events.Grant(runner, tuple(self._block_lease(lease) for lease in leases))
                 case events.Reclaim(runner, blocks):
                     yield events.Reclaim(runner, tuple(block * self._size for block in blocks))
-                case events.Record(places):
-                    yield events.Record(tuple(at for place in places for at in (rows or [])[place]))
-                case events.Audit(places):
-                    yield events.Audit(tuple(at for place in places for at in (rows or [])[place]))
-                case events.Charge(block, attempt):
-                    yield events.Charge(block * self._size, attempt)
                 case events.Exclude(runner, failures, uncharged):
                     pairs = tuple((block * self._size, attempt) for block, attempt in uncharged)
                     yield events.Exclude(runner, failures, pairs)
@@ -150,3 +143,25 @@ class BlockSchedule(Schedule):
 
     def _block_lease(self, lease: Lease) -> Lease:
         return lease.with_how(block=tuple(self._episodes[index] for index in self._indices(lease.index // self._size)))
+
+
+def schedule_of(plan: EpisodePlan, block_size: int, **arguments: Any) -> Schedule:
+    """Return a schedule of episodes, or of blocks if their size is not 0; ``arguments`` are those of both classes."""
+    return BlockSchedule(plan, block_size, **arguments) if block_size else Schedule(plan, **arguments)
+
+
+def repeat_decisions(history: Sequence[Any]) -> Iterator[events.Decision]:
+    """Yield the decisions of a schedule again, from its history as plain JSON values.
+
+    Args:
+        history: Arguments of :func:`schedule_of` by name, and then the events, from :func:`~.events.to_list`.
+
+    Raises:
+        AssertionError: The schedule broke a rule.
+    """
+    arguments, *written = history
+    attempts = {int(index): count for index, count in arguments["attempts"].items()}
+    schedule = schedule_of(**arguments | {"plan": EpisodePlan.from_dict(arguments["plan"]), "attempts": attempts})
+    for event in written:
+        yield schedule.handle(events.from_list(event))
+        schedule.validate()

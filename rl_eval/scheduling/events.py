@@ -1,9 +1,10 @@
-"""Events of the schedule, and its commands."""
+"""Events of the schedule, and its decisions: a verdict on a report or a loss, and commands."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from typing import Any, Final, get_args
 
 from rl_eval.records.episode import Lease
 
@@ -65,6 +66,34 @@ class Cancelled:
 
 
 Event = RunnerJoined | RunnerLost | RunnerReported | PoolSized | Cancelled
+_EVENTS: Final = {kind.__name__: kind for kind in get_args(Event)}
+
+
+def to_list(event: Event) -> list[Any]:
+    """Return the name and the fields of an event, for JSON."""
+    return [type(event).__name__, *astuple(event)]
+
+
+def from_list(written: Sequence[Any]) -> Event:
+    """Return the event of which :func:`to_list` returned the name and the fields."""
+    name, *fields = written
+    event: Event = _EVENTS[name](*fields)
+    return event
+
+
+# ------------------------------------------------------------------------------ verdicts
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Judgement on a report or on a loss; empty for other events."""
+
+    record: tuple[int, ...] = ()
+    """Positions of the rows of the report that become records."""
+    audit: tuple[int, ...] = ()
+    """Positions of the rows of the report that are compared with the records of the same episodes."""
+    charge: tuple[tuple[int, int], ...] = ()
+    """(index, attempt) of each attempt that is used up. All other faults of the report or the loss use up none."""
 
 
 # ------------------------------------------------------------------------------ commands
@@ -94,28 +123,6 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """Command to add the rows at some positions of the report to the records."""
-
-    positions: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Audit:
-    """Command to compare the rows at some positions of the report with the records of the same episodes."""
-
-    positions: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Charge:
-    """Command to use up an attempt of an episode: a suspected one, or one that ran on a lost runner."""
-
-    index: int
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True)
 class Exclude:
     """Command to end a runner on which all attempts fail, while other runners complete episodes.
 
@@ -142,4 +149,13 @@ class GiveUp:
     attempts: int
 
 
-Command = Grant | Reclaim | Abort | Record | Audit | Charge | Exclude | GiveUp
+Command = Grant | Reclaim | Abort | Exclude | GiveUp
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Answer of the schedule to an event."""
+
+    verdict: Verdict
+    commands: tuple[Command, ...]
+    """Commands, to be carried out in order, after the verdict."""

@@ -8,8 +8,8 @@ Two rules make the result independent of the number of runners and lanes:
 2. **Each episode has exactly one record.** The episode may run more than once, because runners die. A record counts
    only if its runner still has the lease. Any other record of the episode is only compared with the record that counts.
 
-The schedule is a pure state machine: :meth:`Schedule.handle` turns events into commands. It uses no Ray, time, threads
-or randomness. So a test can drive it through thousands of histories in a second, and a run can be replayed from its
+The schedule is a pure state machine: :meth:`Schedule.handle` answers an event with a decision. It uses no Ray, time,
+threads or randomness. So a test can drive it through thousands of histories in a second, and repeat a run from its
 events.
 
 Runners pull work. Each runner has about one lease per lane in addition to its running episodes, or more if its episodes
@@ -39,20 +39,19 @@ from typing_extensions import assert_never
 from rl_eval.records.episode import How, Lease
 from rl_eval.scheduling.events import (
     Abort,
-    Audit,
     Cancelled,
-    Charge,
     Command,
+    Decision,
     Event,
     Exclude,
     GiveUp,
     Grant,
     PoolSized,
     Reclaim,
-    Record,
     RunnerJoined,
     RunnerLost,
     RunnerReported,
+    Verdict,
 )
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.scheduling.runner_states import Isolation, RunnerState, RunnerStates
@@ -141,28 +140,57 @@ class Schedule:
         """Whether the runner holds any lease."""
         return runner in self._runners and bool(self._runners[runner].held)
 
-    def handle(self, event: Event) -> list[Command]:
-        """Handle one event; return the resulting commands in order.
+    def validate(self) -> None:
+        """Check rules about the parts of the state. The effort grows with the number of held and waiting episodes.
+
+        Raises:
+            AssertionError: A rule is broken; the message names it.
+        """
+        states, isolation = self._runners, self._isolation
+        held = [(index, runner) for runner, state in states.items() for index in state.held]
+        opened = [*(index for index, _ in held), *self._again, *isolation.waiting]
+        isolated = [index for index, runner in held if states[runner].isolating]
+        fresh = self._unfinished - len(opened)
+        rules = {
+            "the holder of an episode holds it": self._holder == dict(held),
+            "an episode is held or waits once": len(opened) == len({*opened}),
+            "only an episode without a record is held or waits": not any(self._done[index] for index in opened),
+            "only an episode that was granted before waits again": all(index < self._next for index in opened),
+            "an episode is unfinished until the end": fresh >= 0 and (fresh > 0) == (self._next < len(self._done)),
+            "an episode without an attempt left is given up": not any(map(self._is_spent, opened)),
+            "an isolated episode runs apart": isolated == [index for index, _ in held if index in isolation],
+            "isolated episodes are counted": len(isolated) == self._num_isolated,
+            "retries wait in order, and isolated ones apart": self._again
+            == sorted(index for index in self._again if index not in isolation),
+            "a lease is reclaimed from its holder": all(one.reclaiming <= one.held.keys() for one in states.values()),
+            "a runner without leases is idle": states.dry == {one for one in states if not states[one].held},
+            "a runner with spare leases is loaded": states.backlogged == {one for one in states if states[one].queued},
+        }
+        if broken := [rule for rule, kept in rules.items() if not kept]:
+            raise AssertionError("; ".join(broken))
+
+    def handle(self, event: Event) -> Decision:
+        """Handle one event; return the decision.
 
         Raises:
             ValueError: A runner with the same number joined before and was neither lost nor excluded.
         """
-        commands: list[Command] = self._give_up_spent() if self._spent else []
+        spent, verdict = self._give_up_spent() if self._spent else [], Verdict()
         match event:
             case RunnerJoined(runner, lanes):
-                commands += self._joined(runner, lanes)
+                commands = self._joined(runner, lanes)
             case RunnerLost():
-                commands += self._lost(event)
+                verdict, commands = self._lost(event)
             case RunnerReported():
-                commands += self._reported(event)
+                verdict, commands = self._reported(event)
             case PoolSized(runners):
                 self._expected = max(1, runners)
-                commands += self._feed(self._runners.hungry())
+                commands = self._feed(self._runners.hungry())
             case Cancelled():
-                commands += self._cancel()
+                commands = self._cancel()
             case _:
                 assert_never(event)
-        return commands
+        return Decision(verdict, (*spent, *commands))
 
     # ---------------------------------------------------------------- one method per event
 
@@ -173,10 +201,10 @@ class Schedule:
         self._runners.note(runner)
         return self._feed([runner])
 
-    def _lost(self, loss: RunnerLost) -> list[Command]:
+    def _lost(self, loss: RunnerLost) -> tuple[Verdict, list[Command]]:
         lost = self._runners.get(loss.runner)
         if lost is None:
-            return []
+            return Verdict(), []
         held = list(lost.held)
         charged, suspected = dict(loss.charged), dict(loss.suspects)
         if lost.isolating and len(held) == 1:
@@ -185,15 +213,16 @@ class Schedule:
         for index in held:
             if index in charged:
                 self._isolation.suspect([index])
+        charge: list[tuple[int, int]] = []
         commands: list[Command] = []
         for index in self._remove(loss.runner):
             if charged.get(index, 0) > self._attempts.get(index, 0):
                 self._attempts[index] = charged[index]
-                commands.append(Charge(index, charged[index]))
+                charge.append((index, charged[index]))
             commands += self._put_back(index)
-        return commands + self._feed(self._runners.hungry())
+        return Verdict(charge=tuple(charge)), commands + self._feed(self._runners.hungry())
 
-    def _reported(self, report: RunnerReported) -> list[Command]:
+    def _reported(self, report: RunnerReported) -> tuple[Verdict, list[Command]]:
         runner = report.runner
         state = self._runners.get(runner)
         recorded: dict[int, int] = {}
@@ -203,13 +232,9 @@ class Schedule:
                 recorded[index] = position
             else:
                 audited.append(position)
-        commands: list[Command] = []
-        if recorded:
-            commands.append(Record(tuple(recorded.values())))
-        if audited:
-            commands.append(Audit(tuple(audited)))
+        record, audit = tuple(recorded.values()), tuple(audited)
         if state is None:
-            return commands
+            return Verdict(record, audit), []
         self._drop(state, recorded)
         self._settle(recorded)
         first = state.untried
@@ -218,13 +243,13 @@ class Schedule:
         failed = self._held_attempts(runner, report.failed_attempts)
         suspects = self._held_attempts(runner, report.suspects)
         if len(suspects) == 1 and all(map(self._isolation.alone, suspects)):  # It ran alone: the cause.
-            commands += [Charge(index, attempt) for index, attempt in suspects.items()]
             failed, suspects = failed | suspects, {}
         self._isolation.suspect(suspects)
         self._runners.ended(runner, len(recorded), list(failed.items()))
         for index, attempt in failed.items():
             self._attempts[index] = attempt
             self._failed_on.setdefault(index, []).append(runner)
+        commands: list[Command] = []
         for index in [*failed, *suspects]:
             self._drop(state, [index])
             commands += self._put_back(index)
@@ -239,7 +264,8 @@ class Schedule:
         # Other runners may run the returned episodes, and episodes that waited for the first attempt of this runner.
         shared = returned or failed or suspects or broken or (self._runners.failing and first)
         others = self._runners.hungry() if shared else []
-        return commands + self._feed([*others, *([runner] if runner in self._runners and runner not in others else ())])
+        fed = [*others, *([runner] if runner in self._runners and runner not in others else ())]
+        return Verdict(record, audit, charge=tuple(failed.items())), commands + self._feed(fed)
 
     def _cancel(self) -> list[Command]:
         self._cancelled = True
@@ -275,13 +301,17 @@ class Schedule:
 
     def _put_back(self, index: int) -> list[Command]:
         """Put an episode that no runner holds into its queue, or give it up."""
-        if self._attempts.get(index, 0) - self._uncharged.get(index, 0) >= self._max_attempts:
+        if self._is_spent(index):
             return [self._give_up(index)]
         if index in self._isolation:
             self._isolation.add(index)
         else:
             insort(self._again, index)
         return []
+
+    def _is_spent(self, index: int) -> bool:
+        """Whether an episode has no attempt left."""
+        return self._attempts.get(index, 0) - self._uncharged.get(index, 0) >= self._max_attempts
 
     def _settle(self, indices: Collection[int]) -> None:
         for index in indices:

@@ -13,6 +13,7 @@ The module under test is an argument, so the same world also judges planted bugs
 
 from __future__ import annotations
 
+import json
 import random
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -96,7 +97,9 @@ class Referee:
         """How many losses each episode was named in, with something new to say about it."""
         self.runners: dict[int, Books] = {}
         self.cancelled = False
-        self.log: list[tuple[Any, list[Any]]] = []
+        self.log: list[tuple[Any, Any]] = []
+        self.verdict = api.Verdict()
+        """Verdict on the last event."""
 
     @property
     def unfinished(self) -> int:
@@ -199,8 +202,8 @@ class Referee:
         failed = [pair for pair in event.failed_attempts if self.holder.get(pair[0]) == runner]
         suspected = [pair for pair in event.suspects if self.holder.get(pair[0]) == runner]
         if len(suspected) == 1 and self.group_size.get(suspected[0][0]) == 1:
-            self.owed += suspected
             failed, suspected = failed + suspected, []
+        self.owed += failed
         for index, attempt in suspected:
             self._count_name(index, attempt)
             self.group_size[index] = -(-len(suspected) // 8)
@@ -216,7 +219,7 @@ class Referee:
                 del self.runners[runner].held[index]
             self._release(back)
         commands = self._send(event)
-        self._check_rows(commands, counted, len(event.finished))
+        self._check_rows(counted, len(event.finished))
         return commands
 
     def _book(self, runner: int, completed: int, failed: list[tuple[int, int]]) -> None:
@@ -258,8 +261,11 @@ class Referee:
 
     def _send(self, event: Any) -> list[Any]:
         charges, failures = self.owed, self._reap()
-        commands: list[Any] = self.schedule.handle(event)
-        self.log.append((event, commands))
+        decision = self.schedule.handle(event)
+        commands: list[Any] = [*decision.commands]
+        self.schedule.validate()
+        self.log.append((event, decision))
+        self.verdict = decision.verdict
         self._check_verdicts(commands, charges, failures)
         for command in commands:
             match command:
@@ -288,7 +294,7 @@ class Referee:
 
     def _check_verdicts(self, commands: list[Any], charges: Any, failures: Any) -> None:
         """Attempts are charged and episodes given up exactly when they must be, before anything is granted."""
-        charged = [(c.index, c.attempt) for c in commands if isinstance(c, api.Charge)]
+        charged = [*self.verdict.charge]
         given_up = [(c.index, c.seed, c.attempts) for c in commands if isinstance(c, api.GiveUp)]
         assert charged == charges, f"{charged} are charged where {charges} is right"
         assert given_up == failures, f"{given_up} are given up where {failures} is right"
@@ -307,12 +313,11 @@ class Referee:
                 self.uncharged[index] = self.uncharged.get(index, 0) + 1
         self._release(books.held)
 
-    def _check_rows(self, commands: list[Any], counted: list[int], total: int) -> None:
+    def _check_rows(self, counted: list[int], total: int) -> None:
         """Every row is recorded or audited: recorded if its runner held the lease, audited otherwise."""
         late = [position for position in range(total) if position not in counted]
-        for kind, expected in ((api.Record, counted), (api.Audit, late)):
-            positions = [at for command in commands if isinstance(command, kind) for at in command.positions]
-            assert positions == expected, f"{kind.__name__} {positions} where {expected} is right"
+        found = [*self.verdict.record], [*self.verdict.audit]
+        assert found == (counted, late), f"{found} are recorded and audited where {(counted, late)} is right"
 
     def _check_grant(self, grant: Any) -> None:
         assert not self.cancelled, "granted after the cancellation"
@@ -414,14 +419,15 @@ class Referee:
     """Whether no episode fails by itself, so that only runners do."""
 
     def check_replay(self) -> None:
-        """The same events give the same commands."""
+        """The same events give the same decisions, also after they were written as JSON."""
         again = self.make_schedule()
-        for event, commands in self.log:
-            assert again.handle(event) == commands, f"{event} had other commands when it was replayed"
+        for event, decision in self.log:
+            read = api.from_list(json.loads(json.dumps(api.to_list(event))))
+            assert again.handle(read) == decision, f"{event} had another decision when it was replayed"
 
     def story(self) -> str:
-        """Return the latest events and commands as text."""
-        return "\n".join(f"  {event}\n    -> {commands}" for event, commands in self.log[-STORY_LENGTH:])
+        """Return the latest events and decisions as text."""
+        return "\n".join(f"  {event}\n    -> {decision}" for event, decision in self.log[-STORY_LENGTH:])
 
 
 # ------------------------------------------------------------------------------ the runners

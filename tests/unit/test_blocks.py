@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 from functools import partial
@@ -26,7 +27,7 @@ from rl_eval.runners.batched import blocks as batched_blocks
 from rl_eval.runners.batched.blocks import BlockEvalRunner
 from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep
 from rl_eval.scheduling import events
-from rl_eval.scheduling.blocks import BlockSchedule
+from rl_eval.scheduling.blocks import repeat_decisions, schedule_of
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.supervision import flight_recorder
 from rl_eval.supervision.flight_recorder import FlightRecorder, Moment, read_moment
@@ -273,12 +274,22 @@ class Driver:
         self.blocks = [range(at, min(at + self.size, self.count)) for at in range(0, self.count, self.size)]
         whole = [block for block in self.blocks if done.issuperset(block)]
         self.recorded = {index for block in whole for index in block}
-        self.schedule = BlockSchedule(self.plan, self.size, 2, self.recorded)
+        arguments = {"expected_runners": 2, "done": sorted(self.recorded), "attempts": {}}
+        self.schedule = schedule_of(self.plan, self.size, **arguments)
+        self.history: list[Any] = [{"plan": self.plan.to_dict(), "block_size": self.size, **arguments}]
+        self.decisions: list[events.Decision] = []
         self.given_up: set[int] = set()
         self.held: dict[int, list[Any]] = {}
 
-    def obey(self, commands: list[events.Command], rows: list[int] | None = None) -> None:
-        for command in commands:
+    def handle(self, event: events.Event) -> None:
+        decision = self.schedule.handle(event)
+        self.schedule.validate()
+        self.history.append(events.to_list(event))
+        self.decisions.append(decision)
+        indices = [event.finished[position] for position in decision.verdict.record]
+        assert self.recorded.isdisjoint(indices)
+        self.recorded.update(indices)
+        for command in decision.commands:
             match command:
                 case events.Grant(runner, leases):
                     for lease in leases:
@@ -287,10 +298,6 @@ class Driver:
                         assert lease.how.block == tuple(self.plan[index] for index in block)
                         assert self.recorded.isdisjoint(block)
                     self.held.setdefault(runner, []).extend(leases)
-                case events.Record(positions):
-                    indices = [(rows or [])[position] for position in positions]
-                    assert self.recorded.isdisjoint(indices)
-                    self.recorded.update(indices)
                 case events.GiveUp(index, seed, _):
                     assert seed == self.plan.seeds[index]
                     self.given_up.add(index)
@@ -302,7 +309,7 @@ class Driver:
                 break
             if len(self.held) < 2:
                 self.held[runners] = []
-                self.obey(self.schedule.handle(events.RunnerJoined(runners, 8)))
+                self.handle(events.RunnerJoined(runners, 8))
                 runners += 1
             runner = self.rng.choice(list(self.held))
             leases = self.held[runner]
@@ -310,18 +317,19 @@ class Driver:
             if roll < 0.05:
                 del self.held[runner]
                 pairs = [(lease.index, lease.attempt) for lease in leases[:1]]
-                self.obey(self.schedule.handle(events.RunnerLost(runner, (), pairs)))
+                self.handle(events.RunnerLost(runner, (), pairs))
             elif leases and roll < 0.2:
                 lease = leases.pop(0)
-                self.obey(self.schedule.handle(events.RunnerReported(runner, (), [(lease.index, lease.attempt)])))
+                self.handle(events.RunnerReported(runner, (), [(lease.index, lease.attempt)]))
             elif leases:
                 rows = list(self.blocks[leases.pop(0).index // self.size])
                 self.rng.shuffle(rows)
-                self.obey(self.schedule.handle(events.RunnerReported(runner, rows)), rows)
+                self.handle(events.RunnerReported(runner, rows))
         assert self.schedule.complete
         assert self.schedule.unfinished == 0
         assert self.recorded | self.given_up == set(range(self.count))
         assert self.recorded.isdisjoint(self.given_up)
+        assert [*repeat_decisions(json.loads(json.dumps(self.history)))] == self.decisions
 
 
 def test_no_history_of_blocks_breaks_a_law() -> None:

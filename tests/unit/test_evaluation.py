@@ -1,8 +1,11 @@
 """One evaluation against a backend that only writes down what it is asked: what is lost, late, or from another plan."""
 
+import json
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +14,11 @@ import numpy.typing as npt
 import pytest
 
 import rl_eval
-from rl_eval import EvalConfig
+from rl_eval import EvalConfig, evaluate
 from rl_eval.backends import Call, Reply
 from rl_eval.backends.requests import Run, Start
-from rl_eval.errors import ConfigError, NumericsMismatch, RunnerLost
+from rl_eval.errors import ConfigError, EvalError, NumericsMismatch, RunnerLost
+from rl_eval.execution import session
 from rl_eval.execution.aspects import default_aspects
 from rl_eval.execution.determinism_check import DeterminismCheck
 from rl_eval.execution.loop import ControlLoop
@@ -24,8 +28,12 @@ from rl_eval.execution.runner_pool import Member, RunnerPool
 from rl_eval.execution.session import Opening
 from rl_eval.log import EvaluationLog
 from rl_eval.records.episode import PROGRESS, ROW, Fault, Outcome, RunReport
+from rl_eval.scheduling.blocks import repeat_decisions
 from rl_eval.scheduling.plan import EpisodePlan
+from rl_eval.scheduling.schedule import Schedule
 from rl_eval.supervision.flight_recorder import CrashReport, LaneEntry, Moment
+from rl_eval.testing import FaultyEnv
+from tests.refused import refused
 from tests.unit.pool_world import FakeBackend
 
 PLAN = EpisodePlan(4, 0)
@@ -313,12 +321,15 @@ def test_the_start_of_runners_takes_no_time_of_the_check(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("charged", [False, True])
-def test_only_charged_faults_end_an_evaluation_early(charged: bool) -> None:
+def test_only_charged_faults_end_an_evaluation_early(charged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pre-empted runner makes suspects of all its lanes, and takes no attempt from any of them."""
+    monkeypatch.setattr(session, "_FEWEST", 2)
+    monkeypatch.setattr(session, "_PER_LANE", 0)
     world = World()
-    fault = Fault(0, 1, 1, "runner", "act", 0, "RunnerLost", "gone", "", 0, "", 0.0, charged=charged)
-    told = replace(report([], 0), faults=(fault, replace(fault, runner=1)) * 15)
-    world.turn(Reply(world.runs(0)[0], told))
+    for runner in (0, 1):
+        failed = ("runner", "act", 0, "RunnerLost", "gone", "", runner, "", 0.0)
+        faults = tuple(Fault(index, 1, 1, *failed, charged=charged) for index in world.given(runner))
+        world.turn(Reply(world.runs(runner)[0], replace(report([], runner), faults=faults)))
     assert world.handle.done() == charged
 
 
@@ -365,3 +376,23 @@ def test_a_runner_may_be_lost_while_a_check_without_episodes_waits_for_the_disk(
     slow = False
     world.turn()
     assert world.handle.result(10).status == "complete"
+
+
+def test_the_history_of_a_run_with_a_broken_rule_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error of an evaluation names a file, from which the same schedule makes the same decisions."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def complete_is_wrong(schedule: Schedule) -> None:
+        assert not schedule.complete
+
+    config = EvalConfig().environment("CartPole-v1", wrappers=[partial(FaultyEnv, episodes=[3], attempts=[1])])
+    config.runners(num_envs_per_runner=4).evaluation(num_episodes=20, max_episode_steps=10)
+    with monkeypatch.context() as planted:
+        planted.setattr(Schedule, "validate", complete_is_wrong)
+        with refused(EvalError, "RL_EVAL_VALIDATE") as caught:
+            evaluate(config, lambda observations: np.zeros(len(observations), int))
+    history = json.loads(Path(caught.value.value).read_text())
+    decisions = [*repeat_decisions(history)]
+    recorded = [event[2][at] for event, one in zip(history[1:], decisions, strict=True) for at in one.verdict.record]
+    assert sorted(recorded) == [*range(20)]
+    assert [one.verdict.charge for one in decisions if one.verdict.charge] == [((3, 1),)]

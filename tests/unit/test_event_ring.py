@@ -49,7 +49,7 @@ def test_a_returned_lease_and_a_failed_attempt_are_told() -> None:
     schedule = Schedule(EpisodePlan(4), 2)
 
     def happen(now: float, event: Any) -> None:
-        ring.append(now, event, schedule.handle(event))
+        ring.append(now, event, schedule.handle(event).commands)
 
     ring.positions |= {10: 0, 11: 1}
     happen(5.0, events.RunnerJoined(10, 2))
@@ -71,7 +71,7 @@ def test_the_ring_is_bounded_and_keeps_the_last(seed: int) -> None:
     ring = EventRing(capacity=50)
     for number in range(500):
         finished = list(range(rng.choice([0, 1, 7, 80])))
-        ring.append(float(number), events.RunnerReported(0, finished), [events.Record(tuple(finished))])
+        ring.append(float(number), events.RunnerReported(0, finished), [])
         assert ring._size == sum(entry[1] for entry in ring._entries)
         assert ring._size <= 50 or len(ring._entries) == 1
         assert ring._entries[-1][0] == number

@@ -16,17 +16,17 @@ import pytest
 
 from rl_eval.records.episode import ROW, EpisodeTable, Lease, Outcome
 from rl_eval.scheduling.events import (
-    Charge,
     Command,
+    Decision,
     Exclude,
     GiveUp,
     Grant,
     PoolSized,
     Reclaim,
-    Record,
     RunnerJoined,
     RunnerLost,
     RunnerReported,
+    Verdict,
 )
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.scheduling.schedule import Schedule
@@ -41,19 +41,19 @@ def make(
     return Schedule(EpisodePlan(num_episodes), expected_runners=runners, done=done, attempts=attempts)
 
 
-def attempts_granted(commands: list[Command]) -> dict[int, int]:
+def attempts_granted(decision: Decision) -> dict[int, int]:
     """Return the granted attempt of each index."""
-    return {lease.index: lease.attempt for c in commands if isinstance(c, Grant) for lease in c.leases}
+    return {lease.index: lease.attempt for c in decision.commands if isinstance(c, Grant) for lease in c.leases}
 
 
-def granted(commands: list[Command]) -> dict[int, list[int]]:
+def granted(decision: Decision) -> dict[int, list[int]]:
     """Return the granted indices of each runner."""
-    return {c.runner: [lease.index for lease in c.leases] for c in commands if isinstance(c, Grant)}
+    return {c.runner: [lease.index for lease in c.leases] for c in decision.commands if isinstance(c, Grant)}
 
 
-def reclaimed(commands: list[Command]) -> dict[int, tuple[int, ...]]:
+def reclaimed(decision: Decision) -> dict[int, tuple[int, ...]]:
     """Return the indices that each runner is asked for."""
-    return {c.runner: c.indices for c in commands if isinstance(c, Reclaim)}
+    return {c.runner: c.indices for c in decision.commands if isinstance(c, Reclaim)}
 
 
 # ------------------------------------------------------------------------------ grant, report, record
@@ -63,9 +63,9 @@ def test_an_episode_is_granted_reported_and_recorded() -> None:
     """A lease says which episode, which seed, which attempt and whose; its row is recorded."""
     plan = EpisodePlan(1, seed=5)
     schedule = Schedule(plan)
-    assert schedule.handle(RunnerJoined(7, lanes=1)) == [Grant(7, (Lease(plan[0], 1, 7),))]
+    assert schedule.handle(RunnerJoined(7, lanes=1)).commands == (Grant(7, (Lease(plan[0], 1, 7),)),)
     assert schedule.holds(7)
-    assert schedule.handle(RunnerReported(7, finished=[0])) == [Record((0,))]
+    assert schedule.handle(RunnerReported(7, finished=[0])) == Decision(Verdict(record=(0,)), ())
     assert schedule.complete
     assert not schedule.holds(7)
 
@@ -91,8 +91,8 @@ def test_what_a_lost_runner_held_goes_to_another() -> None:
     """A loss is not the episode's fault: the next lease is for the same attempt."""
     schedule = make(2)
     schedule.handle(RunnerJoined(0, lanes=2))
-    assert schedule.handle(RunnerJoined(1, lanes=2)) == []
-    [grant] = schedule.handle(RunnerLost(0))
+    assert schedule.handle(RunnerJoined(1, lanes=2)).commands == ()
+    [grant] = schedule.handle(RunnerLost(0)).commands
     assert isinstance(grant, Grant)
     assert [(lease.index, lease.attempt, lease.runner) for lease in grant.leases] == [(0, 1, 1), (1, 1, 1)]
 
@@ -122,7 +122,7 @@ def test_a_retry_waits_for_runners_that_are_expected_until_there_are_none() -> N
     """The first runner that is up must not use up the attempts of an episode alone."""
     schedule = make(1, runners=2)
     schedule.handle(RunnerJoined(0, lanes=1))
-    assert schedule.handle(RunnerReported(0, failed_attempts=[(0, 1)])) == []
+    assert schedule.handle(RunnerReported(0, failed_attempts=[(0, 1)])) == Decision(Verdict(charge=((0, 1),)), ())
     assert schedule.awaits_runners
     assert attempts_granted(schedule.handle(PoolSized(1))) == {0: 2}
     assert not schedule.awaits_runners
@@ -134,7 +134,7 @@ def test_a_late_fault_is_not_charged() -> None:
     schedule.handle(RunnerJoined(0, lanes=1))
     schedule.handle(RunnerLost(0))
     schedule.handle(RunnerReported(0, failed_attempts=[(0, 1)]))
-    [grant] = schedule.handle(RunnerJoined(1, lanes=1))
+    [grant] = schedule.handle(RunnerJoined(1, lanes=1)).commands
     assert isinstance(grant, Grant)
     assert grant.leases[0].attempt == 1
 
@@ -163,7 +163,7 @@ def test_a_second_death_alone_is_charged() -> None:
     """Nothing else was running: the suspect is guilty, and its next attempt follows, alone again."""
     schedule = one_suspect()
     schedule.handle(RunnerReported(1, finished=[0, 2, 3]))
-    assert schedule.handle(RunnerLost(1, suspects=[(1, 1)])) == [Charge(1, 1)]
+    assert schedule.handle(RunnerLost(1, suspects=[(1, 1)])) == Decision(Verdict(charge=((1, 1),)), ())
     assert attempts_granted(schedule.handle(RunnerJoined(2, lanes=2))) == {1: 2}
 
 
@@ -174,7 +174,7 @@ def test_many_suspects_are_cleared_in_groups() -> None:
     schedule.handle(RunnerLost(0, suspects=[(index, 1) for index in range(64)]))
     first = [granted(schedule.handle(RunnerJoined(runner, lanes=64)))[runner] for runner in (1, 2)]
     assert first == [[*range(8)], [*range(8, 16)]]
-    assert schedule.handle(RunnerLost(1, suspects=[(index, 1) for index in range(8)])) != [Charge(0, 1)]
+    assert schedule.handle(RunnerLost(1, suspects=[(index, 1) for index in range(8)])).verdict == Verdict()
     assert granted(schedule.handle(RunnerJoined(3, lanes=64))) == {3: [0]}
 
 
@@ -183,8 +183,8 @@ def test_a_kill_in_a_wide_forward_pass_costs_three_episode_lengths_at_most() -> 
     schedule = make(2048, runners=8)
     held: dict[int, list[int]] = {runner: [] for runner in range(8)}
 
-    def obey(commands: list[Command]) -> None:
-        for runner, indices in granted(commands).items():
+    def obey(decision: Decision) -> None:
+        for runner, indices in granted(decision).items():
             held[runner] += indices
 
     for runner in range(8):
@@ -223,7 +223,7 @@ def test_a_queued_lease_moves_to_an_idle_runner() -> None:
     schedule = dry_and_busy()
     assert granted(schedule.handle(RunnerReported(1))) == {}
     assert granted(schedule.handle(RunnerReported(2, returned=[5]))) == {0: [5]}
-    assert schedule.handle(RunnerReported(0, finished=[5])) == [Record((0,)), Reclaim(1, (3,))]
+    assert schedule.handle(RunnerReported(0, finished=[5])) == Decision(Verdict((0,)), (Reclaim(1, (3,)),))
 
 
 # ------------------------------------------------------------------------------ cancellation, resume
@@ -234,7 +234,7 @@ def test_resume_runs_what_is_not_done() -> None:
     schedule = make(6, done=[0, 2, 3])
     assert schedule.unfinished == 3
     assert granted(schedule.handle(RunnerJoined(0, lanes=4))) == {0: [1, 4, 5]}
-    assert schedule.handle(RunnerReported(0, finished=[1, 4, 5])) == [Record((0, 1, 2))]
+    assert schedule.handle(RunnerReported(0, finished=[1, 4, 5])).verdict == Verdict(record=(0, 1, 2))
     assert schedule.complete
 
 
@@ -275,9 +275,9 @@ class Group:
         self.held[runner], self.queued[runner] = {}, []
         self.obey(self.schedule.handle(RunnerJoined(runner, self.lanes)))
 
-    def obey(self, commands: list[Command]) -> None:
-        self.told += commands
-        for command in commands:
+    def obey(self, decision: Decision) -> None:
+        self.told += decision.commands
+        for command in decision.commands:
             if isinstance(command, Grant):
                 self.queued[command.runner] += command.leases
             if isinstance(command, Exclude):
@@ -366,13 +366,15 @@ def happened(world: World) -> Counter[str]:
     """Count what makes a history hard."""
     counts: Counter[str] = Counter(sessions=len(world.sessions))
     for referee in world.sessions:
-        for event, commands in referee.log:
+        for event, decision in referee.log:
             counts[type(event).__name__] += 1
             counts["returned"] += len(getattr(event, "returned", ()))
             counts["failed attempts"] += len(getattr(event, "failed_attempts", ()))
             counts["suspects"] += len(getattr(event, "suspects", ()))
             counts["deaths without a word"] += isinstance(event, RunnerLost) and not (event.charged or event.suspects)
-            for command in commands:
+            counts["audit"] += len(decision.verdict.audit)
+            counts["charge"] += len({*decision.verdict.charge} - {*getattr(event, "failed_attempts", ())})
+            for command in decision.commands:
                 counts[type(command).__name__] += 1
                 counts["reclaimed"] += len(command.indices) if isinstance(command, Reclaim) else 0
                 leases = command.leases if isinstance(command, Grant) else ()
@@ -388,8 +390,8 @@ def test_histories_are_hard() -> None:
     for seed in range(HISTORIES // 2):
         counts += happened(run_history(seed))
     for name in (
-        *("RunnerLost", "PoolSized", "Cancelled", "Audit", "Abort", "returned", "carried attempts"),
-        *("Charge", "GiveUp", "suspects", "deaths without a word", "isolated", "acquitted", "Exclude"),
+        *("RunnerLost", "PoolSized", "Cancelled", "audit", "Abort", "returned", "carried attempts"),
+        *("charge", "GiveUp", "suspects", "deaths without a word", "isolated", "acquitted", "Exclude"),
     ):
         assert counts[name] >= 15, name
     assert counts["sessions"] > HISTORIES // 2 + 20
@@ -403,6 +405,39 @@ def test_the_same_seed_makes_the_same_history() -> None:
         assert [referee.log for referee in ours.sessions] == [referee.log for referee in theirs.sessions]
 
 
+# ------------------------------------------------------------------------------ rules
+
+CORRUPTIONS: dict[str, Callable[[Any], object]] = {
+    "the holder of an episode holds it": lambda schedule: schedule._holder.update({0: 0}),
+    "an episode is held or waits once": lambda schedule: schedule._runners[0].held.update({0: None}),
+    "only an episode without a record is held": lambda schedule: schedule._done.__setitem__(0, 1),
+    "only an episode that was granted before": lambda schedule: schedule._again.append(39),
+    "is unfinished until the end": lambda schedule: setattr(schedule, "_unfinished", 1),
+    "without an attempt left is given up": lambda schedule: schedule._attempts.update({0: 3}),
+    "an isolated episode runs apart": lambda schedule: schedule._isolation.suspect([0]),
+    "isolated episodes are counted": lambda schedule: setattr(schedule, "_num_isolated", 1),
+    "retries wait in order": lambda schedule: schedule._again.reverse(),
+    "a lease is reclaimed from its holder": lambda schedule: schedule._runners[0].reclaiming.add(39),
+    "a runner without leases is idle": lambda schedule: schedule._runners.dry.add(0),
+    "a runner with spare leases is loaded": lambda schedule: schedule._runners.backlogged.clear(),
+}
+
+
+@pytest.mark.parametrize("rule", CORRUPTIONS)
+def test_a_broken_rule_is_named(rule: str) -> None:
+    """Two runners hold leases, and two episodes wait to run again, because a third runner is expected."""
+    schedule = make(40, runners=3)
+    for runner in (0, 1):
+        schedule.handle(RunnerJoined(runner, lanes=2))
+    schedule.handle(RunnerLost(1))
+    schedule.handle(RunnerReported(0, failed_attempts=[(0, 1), (1, 1)]))
+    schedule.handle(RunnerJoined(1, lanes=1))
+    schedule.validate()
+    CORRUPTIONS[rule](schedule)
+    with pytest.raises(AssertionError, match=rule):
+        schedule.validate()
+
+
 # ------------------------------------------------------------------------------ cost
 
 
@@ -410,8 +445,8 @@ def drain(schedule: Schedule, runners: int, lanes: int, table: EpisodeTable | No
     """Finish all episodes of every runner in turn, until the evaluation is complete."""
     held: dict[int, list[int]] = {runner: [] for runner in range(runners)}
 
-    def obey(commands: list[Command]) -> None:
-        for runner, indices in granted(commands).items():
+    def obey(decision: Decision) -> None:
+        for runner, indices in granted(decision).items():
             held[runner] += indices
 
     for runner in held:

@@ -25,8 +25,8 @@ MUTANTS = {
     "forgets charged attempts": ("attempts.get(index, 0) + 1, runner", "1, runner"),
     "retries where it failed": ("return runner not in failed_on or not (", "return True or not ("),
     "gives up too late": (
-        ">= self._max_attempts:\n            return [self._give_up",
-        "> self._max_attempts:\n            return [self._give_up",
+        "self._uncharged.get(index, 0) >= self._max_attempts",
+        "self._uncharged.get(index, 0) > self._max_attempts",
     ),
     "charges what failed on an excluded runner": ("self._uncharged[index] = self._uncharged.get(index, 0) + 1", "pass"),
     "charges a suspect that was not alone": ("if lost.isolating and len(held) == 1:", "if True:"),
@@ -36,8 +36,8 @@ MUTANTS = {
     ),
     "feeds a runner that only fails": ("if state.isolating or self._suspended(runner):", "if state.isolating:"),
     "does not wake idle runners after a loss": (
-        "commands += self._put_back(index)\n        return commands + self._feed(self._runners.hungry())",
-        "commands += self._put_back(index)\n        return commands",
+        "return Verdict(charge=tuple(charge)), commands + self._feed(self._runners.hungry())",
+        "return Verdict(charge=tuple(charge)), commands",
     ),
     "hoards: ignores the share of the others": ("min(state.depth, share)", "state.depth"),
     "never reclaims": ("*self._rebalance(), ", ""),
@@ -50,8 +50,8 @@ MUTANTS = {
     "records a row twice": (" and index not in recorded", ""),
     "drops a late row": ("                audited.append(position)", "                pass"),
     "acts on a second loss of a runner": (
-        "        if lost is None:\n            return []\n",
-        "        if lost is None:\n            return [Abort(loss.runner)]\n",
+        "        if lost is None:\n            return Verdict(), []\n",
+        "        if lost is None:\n            return Verdict(), [Abort(loss.runner)]\n",
     ),
     "runs what was proven beside others": ("                self._isolation.suspect([index])", "                pass"),
     "shares out what is isolated": (
@@ -61,8 +61,8 @@ MUTANTS = {
     "grants after a cancellation": ("        if self._cancelled:\n            return []\n", ""),
     "forgets what had no attempt left": ("self._give_up_spent() if self._spent else []", "[]"),
     "leaves a smaller pool its shares": (
-        "                commands += self._feed(self._runners.hungry())\n            case Cancelled",
-        "                pass\n            case Cancelled",
+        "                commands = self._feed(self._runners.hungry())\n            case Cancelled",
+        "                commands = []\n            case Cancelled",
     ),
     "charges all suspects of a shared fault": (ALONE, "if suspects:"),
     "never proves a suspect": (ALONE, "if False:"),
@@ -75,8 +75,8 @@ MUTANTS = {
     "counts suspects against their runner": ("list(failed.items())", "[*failed.items(), *suspects.items()]"),
     "drops only one suspect": ("for index in [*failed, *suspects]:", "for index in [*failed, *[*suspects][:1]]:"),
     "charges a suspect without saying so": (
-        "            commands += [Charge(index, attempt) for index, attempt in suspects.items()]\n",
-        "",
+        "Verdict(record, audit, charge=tuple(failed.items()))",
+        "Verdict(record, audit, charge=tuple(self._held_attempts(runner, report.failed_attempts).items()))",
     ),
     "keeps a retry from a free lane": ("free=len(taken) < state.free", "free=False"),
 }
