@@ -30,6 +30,8 @@ _MOST_NAME: Final = 26
 """Maximum number of characters of a row's name, so that the name fits beside its numbers on a phone."""
 
 _STEPS: Final = (1, 2, 2.5, 5, 10)
+_MARGIN: Final = 0.04
+"""Margin of an axis, as a fraction of the range of values."""
 _WIDEST: Final = 1e300
 """Maximum magnitude of drawn values. Differences between larger values may overflow."""
 _MARKED: Final = 30
@@ -74,9 +76,7 @@ class Axis:
         return [(float(self.place(n * step)), f"{n * step + 0.0:,.10g}") for n in range(first, last + 1)]
 
 
-def axis_over(
-    label: str, values: Iterable[float], start: float, end: float, *, margin: float = 0.04, whole: bool = False
-) -> Axis | None:
+def axis_over(label: str, values: Iterable[float], start: float, end: float, *, whole: bool = False) -> Axis | None:
     """Return an axis for values, with a margin on both sides; None if no value can be drawn.
 
     Args:
@@ -84,7 +84,6 @@ def axis_over(
         values: The values. NaN, infinities and extremely large numbers are omitted.
         start: Position of the lower end, in pixels.
         end: Position of the upper end, in pixels.
-        margin: Margin as a fraction of the range of values.
         whole: Whether only whole numbers are meaningful.
     """
     drawn = [value for value in map(float, values) if abs(value) <= _WIDEST]
@@ -93,7 +92,7 @@ def axis_over(
     low, high = min(drawn), max(drawn)
     size = max(abs(low), abs(high))
     tiny = max(1e-7 * size, 1e-300)  # Keeps the tick labels distinct, and their distances above 0.
-    room = (high - low) * margin if high - low > tiny else size / 100 if size > 1e-290 else 1.0
+    room = (high - low) * _MARGIN if high - low > tiny else size / 100 if size > 1e-290 else 1.0
     return Axis(label, low - room, high + room, start, end, whole)
 
 
@@ -198,7 +197,7 @@ def histogram(values: Values, label: str, mean: Row, *, marks: Sequence[tuple[st
     if not len(drawn):
         return None
     edges = histogram_edges(drawn)
-    x = axis_over(label, [*edges, mean.low, mean.high], _LEFT, WIDTH - _RIGHT, margin=0.02)
+    x = axis_over(label, [*edges, mean.low, mean.high], _LEFT, WIDTH - _RIGHT)
     assert x is not None
     y = Axis("episodes", 0.0, 1.2 * np.histogram(drawn, edges)[0].max(), HEIGHT - _BOTTOM, _TOP, whole=True)
     shapes = [*_bars(x, drawn, edges, y.start, (y.start - y.end) / 1.2)]

@@ -51,14 +51,13 @@ def write_report(result: SuiteResult, folder: Path, cells: Path) -> tuple[list[P
         ConfigError: The folder contains no report, but a file whose name the report needs.
     """
     _check_folder(folder)
-    notes, drawn = list[str](), dict[str, "Figure"]()
+    notes = list[str]()
     files: list[tuple[str, bytes]] = list(_texts(result, notes))
     try:
-        drawn = {name: _figure(name, table) for name, table in _tables(result).items()}
+        if drawn := [_figure(name, table) for name, table in _tables(result).items()]:
+            files.append(("figures.pdf", pages(drawn)))
     except ConfigError as error:
         notes.append(str(error))
-    if drawn:
-        files.append(("figures.pdf", pages(drawn.values())))
     files.append((PAGE, _page(result, folder, cells).encode()))
     # The page is written first, so that the folder is that of a report, even if the program is killed.
     for name, content in (files[-1], *files[:-1]):
