@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -29,6 +29,8 @@ PAGE: Final = "report.html"
 _GENERATOR: Final = '<meta name="generator" content="rl-eval suite report">'
 _LINES: Final = {"profiles": "fraction of scores above", "curves": "IQM"}
 """Tables that are drawn as lines, with the label of the vertical axis. Other tables are drawn as intervals."""
+_AXES: Final = {"aggregates": "score", "improvement": "probability of a higher score"}
+"""Labels of the horizontal axes of tables whose numbers are no means."""
 _TABLES: Final = ("tables.csv", "tables.md", "tables.tex")
 _FILES: Final = (*_TABLES, "figures.pdf", "scores.csv", "rliable.json", "marl_eval.json", PAGE)
 """Names of all files that a report can have."""
@@ -170,12 +172,9 @@ def _panels(result: SuiteResult, name: str, table: Table) -> Iterator[Plot | Non
     suite, panels = result.definition, table if name == "tasks" else table.transposed()
     for panel in panels.rows:
         rows = [_row(panels, panel, policy) for row, policy in panels.cells if row == panel]
-        within: Sequence[float] = (0.5,) if name == "improvement" else ()
-        label = "score" if name == "aggregates" else f"probability of a higher score than {panel}"
-        if name == "tasks":
-            within, label = suite.bounds.get(panel, ()), "mean score"
-            label = f"mean {suite.tasks[panel].score}" if panel in suite.tasks else label
-        yield estimates(panel, label, rows, within=within)
+        score = suite.tasks[panel].score if panel in suite.tasks else "score"
+        within = (0.5,) if name == "improvement" else suite.bounds.get(panel, ()) if name == "tasks" else ()
+        yield estimates(panel, _AXES.get(name, f"mean {score}"), rows, within=within)
 
 
 def _row(table: Table, row: str, column: str | float) -> Row:
