@@ -68,9 +68,7 @@ def _check_folder(folder: Path) -> None:
         raise ConfigError(problem, key="--output", value=str(folder), fix=fix)
 
 
-def _deliver(
-    result: EvalResult, folder: Path | None, mistake: EpisodeError | None, *, quiet: bool, as_json: bool
-) -> None:
+def _deliver(result: EvalResult, folder: Path | None, _: EpisodeError | None, *, quiet: bool, as_json: bool) -> None:
     """Save and print a result with its cross-play statistics.
 
     Raises:
@@ -101,7 +99,7 @@ def _deliver(
         if as_json:
             print_json(described)
         elif quiet or played is None:
-            print_result(result, mistake, quiet=quiet, as_json=False)
+            print_result(result, quiet=quiet, as_json=False)
         else:
             if result.status != "complete":
                 print_report(result)

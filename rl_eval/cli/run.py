@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from rl_eval.cli.progress import Monitor
     from rl_eval.config.settings import EvalSettings
     from rl_eval.execution.handle import EvalHandle
-    from rl_eval.results.requirements import Answer, MetricRequirement
+    from rl_eval.results.requirements import MetricRequirement
     from rl_eval.results.result import EvalResult
     from rl_eval.training.loggers import Logger
 
@@ -109,7 +109,6 @@ def run(
     keys = evaluated.keys(say, assignments, trust=trust)
     earlier, remark = None if retry is None else load_to_run(retry, trust), ""
     from rl_eval.cli.progress import Monitor
-    from rl_eval.results.requirements import Answer
 
     with closing(Monitor(quiet=quiet or as_json)) as monitor:
         if retry is not None and earlier is not None:
@@ -126,9 +125,12 @@ def run(
         one_line = quiet and not as_json
 
         def present(result: EvalResult, folder: Path | None, mistake: EpisodeError | None) -> None:
-            judged = [line for line, answer in _judged(requirements, result) if one_line and answer is not Answer.HOLDS]
-            parts = "; ".join(filter(None, [remark, *judged]))
-            deliver(result, folder, mistake, quiet=quiet, as_json=as_json, verbose=ctx.meta[VERBOSE], remark=parts)
+            unmet = [line for line, code in _judged(requirements, result) if one_line and code]
+            told = [remark, *unmet, str(mistake) if one_line and mistake else ""]
+            line = " ".join("; ".join(filter(None, told)).split())
+            deliver(result, folder, quiet=quiet, as_json=as_json, verbose=ctx.meta[VERBOSE], remark=line)
+            if mistake and not (quiet or as_json):
+                print_line(mistake.fix)
 
         result, output = carry_out(
             settings,
@@ -143,10 +145,10 @@ def run(
         )
     if logger is not None:
         _log_to(logger, name, result, output)
-    answers = _judged(requirements, result)
-    for line, answer in answers:
-        (say if one_line or answer is Answer.HOLDS else print_note)(line)
-    code = exit_code_of(result, ctx.obj) or _code_of({answer for _, answer in answers})
+    judged = _judged(requirements, result)
+    for line, found in judged:
+        (print_note if found and not one_line else say)(line)
+    code = exit_code_of(result, ctx.obj) or min((found for _, found in judged if found), default=ExitCode.COMPLETE)
     if not (quiet or as_json):
         print_line(_last_line(result, remark))
     if code:
@@ -259,29 +261,23 @@ def _requirements(texts: Sequence[str]) -> list[MetricRequirement]:
     return requirements
 
 
-def _judged(requirements: Sequence[MetricRequirement], result: EvalResult) -> list[tuple[str, Answer | None]]:
-    """Return a line and an answer for each requirement; no answer if the result is not complete."""
+def _judged(requirements: Sequence[MetricRequirement], result: EvalResult) -> list[tuple[str, ExitCode]]:
+    """Return a line and an exit code for each requirement."""
     from rl_eval.results.requirements import Answer
 
-    if result.status != "complete":
-        return [(f"{one}: not checked, because the result is {result.status}", None) for one in requirements]
-    judged: list[tuple[str, Answer | None]] = []
+    if code := CODES[result.status]:
+        return [(f"{one}: not checked, because the result is {result.status}", code) for one in requirements]
+    codes = {Answer.HOLDS: ExitCode.COMPLETE, Answer.FAILS: ExitCode.REQUIREMENT, Answer.OPEN: ExitCode.NO_ANSWER}
+    judged = []
     for requirement in requirements:
         name, answer, why = requirement.metric, requirement.judge(result.metrics), ""
         if result.determinism.passed is False and not name.startswith("num_"):
             answer, why = Answer.OPEN, f" (the result is {result.determinism})"
         elif answer is Answer.OPEN and "return_ci" in name and result.interval.note:
             why = f" ({result.interval.note})"
-        judged.append((f"{requirement}: {answer.value}, {name} is {result.metrics[name]:g}{why}", answer))
+        text = f"{requirement}: {answer.value}, {name} is {result.metrics[name]:g}{why}"
+        judged.append((text, codes[answer]))
     return judged
-
-
-def _code_of(answers: Collection[Answer | None]) -> ExitCode:
-    from rl_eval.results.requirements import Answer
-
-    if Answer.FAILS in answers:
-        return ExitCode.REQUIREMENT
-    return ExitCode.NO_ANSWER if Answer.OPEN in answers else ExitCode.COMPLETE
 
 
 def name_of(settings: EvalSettings, config: Path | None, section: str | None) -> str:
@@ -364,7 +360,6 @@ def _continuation(place: str) -> str:
 def deliver(
     result: EvalResult,
     folder: Path | None,
-    mistake: EpisodeError | None = None,
     *,
     quiet: bool,
     as_json: bool,
@@ -378,7 +373,6 @@ def deliver(
     Args:
         result: Finished or unfinished result.
         folder: Folder to save it in, or None.
-        mistake: Mistake that fails every attempt, or None.
         quiet: Print one line.
         as_json: Print JSON.
         verbose: Print all numbers.
@@ -393,21 +387,13 @@ def deliver(
         if folder is not None:
             save_patiently(partial(save or result.save, folder), folder)
     finally:
-        (show or partial(print_result, result, mistake, quiet=quiet, as_json=as_json, verbose=verbose, remark=remark))()
+        (show or partial(print_result, result, quiet=quiet, as_json=as_json, verbose=verbose, remark=remark))()
     if folder is not None and not quiet:
         print_line(f"saved in {shown(folder)}{_next(result, short_name(folder))}", err=as_json)
     flush_results()
 
 
-def print_result(
-    result: EvalResult,
-    mistake: EpisodeError | None = None,
-    *,
-    quiet: bool,
-    as_json: bool,
-    verbose: bool = False,
-    remark: str = "",
-) -> None:
+def print_result(result: EvalResult, *, quiet: bool, as_json: bool, verbose: bool = False, remark: str = "") -> None:
     """Print a result as JSON, in one line, as a short table, or as a table of all numbers."""
     from rl_eval.reports.pages import result_page
     from rl_eval.results.metrics import determinism_notes, value_notes
@@ -415,13 +401,10 @@ def print_result(
     if as_json:
         print_json(result.to_dict())
     elif quiet:
-        notes = list(map(first_clause, [result.reason, *value_notes(result), *determinism_notes(result)]))
-        notes = [" ".join(str(mistake).split())] if mistake else notes
+        notes = map(first_clause, [result.reason, *value_notes(result), *determinism_notes(result)])
         print_line("; ".join(filter(None, [_numbers(result, remark), *notes])))
     else:
         print_report(result_page(result) if verbose else result)
-        if mistake:
-            print_line(mistake.fix)
 
 
 def _numbers(result: EvalResult, remark: str) -> str:
