@@ -305,7 +305,7 @@ def _explain_unreadable(path: Path, error: Exception) -> tuple[str, str]:
         save = "safetensors.torch.save_file(module.state_dict(), 'x.safetensors')"
         return (
             f"{name} contains pickled objects, which could run code when loaded{example}",
-            f"Pass a whole module as --policy {path}, with --trust, or save only the weights with {save}.",
+            f"Pass a whole module as policy torch_module:{path} (--trust), or save only the weights with {save}.",
         )
     if isinstance(error, OSError):
         return f"{name} cannot be read: {error.strerror or error}", ""

@@ -385,14 +385,14 @@ def read_text(path: Path) -> str:
         fix = (
             "Pass the path of a YAML file."
             if path.suffix in {".yaml", ".yml"}
-            else f"To evaluate an environment, pass --env {path}."
+            else f"To evaluate an environment, set environment.env (--env {path})."
         )
         raise ConfigError(f"there is no config file {str(path)!r}", key=str(path), fix=fix) from None
     except OSError as error:
         fix = "Pass a YAML file." if path.is_dir() else ""
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}", key=str(path), fix=fix) from None
     except UnicodeDecodeError:
-        fix = f"To evaluate a model file, pass --policy {path}."
+        fix = f"To evaluate a model file, set policy.policy (--policy {path})."
         raise ConfigError(f"{path} is not a text file, so it is not a config", key=str(path), fix=fix) from None
 
 

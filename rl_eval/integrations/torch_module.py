@@ -13,8 +13,7 @@ from rl_eval.integrations.policy_files import reading
 _ADVICE: Final = (
     "The class of the module must be importable, so run in the folder of its source file. If a script defines the "
     "class, move the class to a Python module, and save only the weights with torch.save(policy.state_dict(), "
-    "'x.pt'), for "
-    "--policy torch:MODULE:CLASS@x.pt."
+    "'x.pt'), for the policy torch:MODULE:CLASS@x.pt."
 )
 
 

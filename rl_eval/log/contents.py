@@ -301,7 +301,7 @@ def _missing(names: Sequence[str], claims: Sequence[Claim]) -> list[str]:
 
 def _damaged(storage: Storage, name: str, reason: str) -> LogError:
     label = storage.label
-    fix = f"Continue the run with --output {label}: this sets the segment aside, and runs its episodes again."
+    fix = f"To set the segment aside and run its episodes again, continue with output={label!r} (--output)."
     return LogError(f"{label}/{_SEGMENTS}/{name} is damaged: {reason}", key=name, value=label, fix=fix)
 
 

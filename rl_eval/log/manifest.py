@@ -33,7 +33,7 @@ FORMAT: Final = 1
 """Version of the log format; a reader rejects other versions."""
 
 MANIFEST_FILE: Final = "manifest.json"
-RESTORE: Final = "Restore the file from a copy, or start a new run with another --output."
+RESTORE: Final = "Restore the file from a copy, or start a new run with another output (--output)."
 """Next step of the user if a file of a log is damaged."""
 
 _START: Final = '{{\n  "format": {},\n  "checksum": "'

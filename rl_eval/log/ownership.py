@@ -152,7 +152,7 @@ def take_ownership(storage: Storage) -> Ownership:
         if storage.create(name, _to_bytes(claim)):
             return Ownership(storage, name, claim)
         owner = "one new driver after another"
-    fix = "Wait until that process ends, stop it, or pass another --output."
+    fix = "Wait until that process ends, stop it, or pass another output (--output)."
     raise LogOwned(f"{storage.label} is being written by {owner}", key="output", value=storage.label, fix=fix)
 
 

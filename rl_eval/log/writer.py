@@ -58,8 +58,8 @@ CLOSE_SECONDS: Final = 10.0
 
 _ACCEPT_CODE: Final = (
     "If the change only repairs failed episodes, or cannot affect the completed ones (see rl-eval show {}), pass "
-    "--accept-code-change (in Python: accept_code_change=True). Completed episodes stay, and the result has a note on "
-    "the change. Otherwise restore the former code, or evaluate again with another --output."
+    "accept_code_change=True (--accept-code-change). Completed episodes stay, and the result has a note on the change. "
+    "Otherwise restore the former code, or evaluate again with another output (--output)."
 )
 
 
@@ -80,7 +80,7 @@ def other_run(
         accept: Whether to accept a change of the code.
     """
     if found := theirs.differences(ours):
-        text, fix = "has another evaluation (there -> now):", "Pass another --output, or --force to replace that run."
+        text, fix = "has another run (there -> now):", "Pass another output (--output), or delete that run (--force)."
     elif not accept and (found := code_differences(newest_code(theirs, amendments), ours.code)):
         text, fix = "was started with other code (there -> now):", _ACCEPT_CODE.format(label)
     else:

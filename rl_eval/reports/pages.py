@@ -259,7 +259,7 @@ def _lowest(column: str, headings: Sequence[str], rows: Sequence[tuple[float, Se
     """Return a table of all rows. If there are many rows, return a table of the rows with the lowest numbers."""
     title, caption = f"by {'condition' if column == ID else column}", ""
     if len(rows) > _CONDITIONS:
-        caption = f"The {_CONDITIONS} lowest of {len(rows):,}; use --json for all."
+        caption = f"The {_CONDITIONS} lowest of {len(rows):,}; to_dict() has all (--json)."
         rows = sorted(rows, key=lambda row: math.inf if math.isnan(row[0]) else row[0])[:_CONDITIONS]
     return Table(title, headings, [row for _, row in rows], caption)
 
@@ -337,7 +337,9 @@ def _setting_lines(comparison: Comparison) -> list[Line]:
         return [Line("settings", "", "no other recorded setting differs")]
     lines = [Line("" if position else "settings", "", str(one)) for position, one in enumerate(different[:_SETTINGS])]
     more = len(different) - len(lines)
-    return lines + ([Line("", "", f"and {counted(more, 'more difference')}; use --json for all")] if more else [])
+    return lines + (
+        [Line("", "", f"and {counted(more, 'more difference')}; to_dict() has all (--json)")] if more else []
+    )
 
 
 def _difference_lines(comparison: Comparison) -> list[Line]:

@@ -75,7 +75,7 @@ def check_trust(provenance: Mapping[str, Any]) -> None:
         problem = (
             f"to run these episodes again, rl_eval imports and calls code that the result names:{''.join(names)}\n"
         )
-        fix = "If you trust the author of the result, pass --trust (in Python: trust=True)."
+        fix = "If you trust the author of the result, pass trust=True (--trust)."
         raise UntrustedError(problem, key="trust", value=", ".join(name.strip() for name in names), fix=fix)
 
 

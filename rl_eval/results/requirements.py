@@ -51,7 +51,7 @@ class MetricRequirement:
             ConfigError: The metric does not exist.
         """
         if self.metric not in (known := set(metrics)):
-            problem = f"--require {self}: unknown metric {self.metric!r}: {nearest(self.metric, known)}"
+            problem = f"{self} (--require) has an unknown metric {self.metric!r}: {nearest(self.metric, known)}"
             raise ConfigError(problem, key="--require", value=self.metric)
 
     def judge(self, metrics: Mapping[str, float]) -> Answer:
@@ -114,7 +114,7 @@ def parse_metric(text: str) -> MetricRequirement:
     found = _METRIC.fullmatch(text)
     if found is None:
         fix = "Write METRIC >= NUMBER (or <=, >, <), such as 'episode_return_ci_low >= 475'."
-        raise ConfigError(f"--require {text!r} is not a requirement on a metric", key="--require", value=text, fix=fix)
+        raise ConfigError(f"{text!r} is not a requirement (--require)", key="--require", value=text, fix=fix)
     return MetricRequirement(_METRICS.get(found[1], found[1]), found[2], float(found[3]))
 
 
@@ -126,7 +126,7 @@ def parse_difference(text: str) -> DifferenceRequirement:
     """
     found = _DIFFERENCE.fullmatch(text)
     if found is None or found[1] == found[3]:
-        problem = f"--require {text!r} is not a requirement on a difference"
+        problem = f"{text!r} is not a requirement on a difference (--require)"
         fix = "Write b >= a, or b >= a - 5 with a margin. You can also use <=, and exchange a and b."
         raise ConfigError(problem, key="--require", value=text, fix=fix)
     left, operator, margin = found[1], found[2], float(found[5] or 0) * (-1 if found[4] == "-" else 1)

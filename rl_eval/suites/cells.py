@@ -118,7 +118,7 @@ def chosen(cells: Sequence[PlannedCell], patterns: Sequence[str]) -> list[Planne
             near = get_close_matches(pattern, [str(one.cell) for one in cells], cutoff=0.5)
             meant = f"Did you mean {' or '.join(near)}?" if near else "Pass TASK/POLICY/SEED/STEP."
             fix = f"{meant} `rl-eval suite plan SUITE --cells` prints all cells."
-            raise ConfigError(f"--cell {pattern}: no cell has this name", key="--cell", value=pattern, fix=fix)
+            raise ConfigError(f"cells (--cell): no cell has the name {pattern!r}", key="--cell", value=pattern, fix=fix)
         found |= matching
     return list(found.values())
 

@@ -145,11 +145,11 @@ class Ledger:
                 self._storage.write(SUITE_FILE, described)
             elif (theirs := self._read(SUITE_FILE)) is None:
                 problem = f"{self.folder / SUITE_FILE} belongs to another program"
-                raise ConfigError(problem, key="--out", value=str(self.folder), fix="Pass another --out.")
+                raise ConfigError(problem, key="--out", value=str(self.folder), fix="Pass another folder (--out).")
             else:
                 _check_same(theirs, self._described_suite, self.folder)
         except OSError as error:
-            problem = f"--out {self.folder} cannot be written: {error.strerror or error}"
+            problem = f"the folder {self.folder} (--out) cannot be written: {error.strerror or error}"
             raise ConfigError(problem, key="--out", value=str(self.folder)) from error
 
     def evaluated(self) -> EvaluatedSteps:
@@ -302,7 +302,7 @@ def _check_same(theirs: Mapping[str, Any], ours: Mapping[str, Any], folder: Path
     for key, value in ours.items():
         if theirs.get(key) != value:
             problem = f"{folder} has the {key} {theirs.get(key)!r}, not {value!r}"
-            raise ConfigError(problem, key="--out", value=str(folder), fix="Pass another --out.")
+            raise ConfigError(problem, key="--out", value=str(folder), fix="Pass another folder (--out).")
 
 
 def _text(value: Any) -> str:

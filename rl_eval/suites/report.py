@@ -75,7 +75,7 @@ def _check_folder(folder: Path) -> None:
         return
     if found := [name for name in _FILES if (folder / name).exists()]:
         problem = f"{folder / found[0]} exists, and the folder has no report of a suite"
-        raise ConfigError(problem, key="--output", value=str(folder), fix="Pass another --output, or move the file.")
+        raise ConfigError(problem, key="--output", value=str(folder), fix="Pass another folder (--output), or move it.")
 
 
 def record_cell_videos(result: SuiteResult, cells: Path, select: str) -> Iterator[tuple[str, int | str]]:

@@ -7,6 +7,7 @@ The file is sorted and names no module or variable, so moving or renaming code d
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,6 +52,26 @@ def test_moved_functions_and_renamed_variables_change_no_text() -> None:
     before = 'def of(name):\n    return f"episode {name} has failed"\n\ndef other():\n    return "nothing has failed"\n'
     after = 'def other():\n    return "nothing has failed"\n\ndef of(i):\n    return f"episode {i} has failed"\n'
     assert {*sentences(before)} == {*sentences(after)} == {"episode {} has failed", "nothing has failed"}
+
+
+OF_COMMANDS = ("__main__.py", "cli", "training/watching")
+"""Modules whose texts appear only on the command line."""
+COMMAND = re.compile(r"`?(rl-eval|ray|git) [a-z ]*.*")
+IN_BRACKETS = re.compile(r"\([^()]*\)")
+
+
+def only_for_commands(text: str) -> bool:
+    """Whether a text names an option outside of brackets, and not as part of a command."""
+    return bool(re.search(r"(?<![\w-])--[a-z]", COMMAND.sub("", IN_BRACKETS.sub("", text))))
+
+
+def test_texts_that_python_shows_name_its_arguments() -> None:
+    """Options of the command line are in brackets, after the key or the argument: ``trust=True (--trust)``."""
+    assert only_for_commands("Pass --trust.")
+    assert not only_for_commands("Pass trust=True (--trust), or use rl-eval replay --video.")
+    modules = [path for path in PACKAGE.rglob("*.py") if not str(path.relative_to(PACKAGE)).startswith(OF_COMMANDS)]
+    texts = {text for path in modules for text in sentences(path.read_text())}
+    assert sorted(filter(only_for_commands, texts)) == []
 
 
 def test_the_wording_was_reviewed() -> None:

@@ -52,6 +52,8 @@ _NUMBERS: Final = "biuf"
 """Kinds of dtypes of observations that can be compared."""
 _ROUNDING: Final = 1e-4
 _KEY: Final = "policy.policy_kwargs.vecnormalize"
+PASS: Final = f"vecnormalize=FILE (--set {_KEY}=FILE)"
+"""Way to pass the statistics of a model, for error messages: in Python, and on the command line."""
 
 
 def _source(reference: str, path: Path | None, given: Collection[str]) -> PolicySource:
@@ -110,10 +112,10 @@ def normalizer_of(model: Path) -> tuple[bool | None, Path | None]:
     possible = own or [path for path in found if not _is_of_another(_name_of(path), model)]
     if trained and found and not possible:
         problem = f"the policy: according to its name, {found[0].name} belongs to another model than {model.name}"
-        fix = f"Set {_KEY} to the file of this model, or to false if it was trained without a VecNormalize."
+        fix = f"Pass {PASS} with the file of this model, or False if it was trained without a VecNormalize."
         raise ConfigError(problem, key=_KEY, value=found[0].name, fix=fix)
     return trained, _only(
-        folder, possible, "normalizer", _KEY, f"Set {_KEY} to one of these files."
+        folder, possible, "normalizer", _KEY, f"Pass {PASS} with one of these files."
     ) if possible else None
 
 
@@ -122,7 +124,7 @@ def unknown(name: str) -> str:
     """Return the note for a model whose statistics may be missing. Log the note once per file name and process."""
     note = (
         f"observations are not normalized: there are no VecNormalize statistics next to {name}, and it does not show "
-        f"whether it needs them. If it was trained with a VecNormalize, set {_KEY} to the file of venv.save()"
+        f"whether it needs them. If it was trained with a VecNormalize, pass {PASS} with the file of venv.save()"
     )
     _logger.warning(note)
     return note
@@ -204,7 +206,7 @@ def facts_of(model: Path) -> Mapping[str, Any]:
         if getattr(error, "errno", None) != errno.EFBIG:
             return {}  # Loading the model reports the error.
         problem = f"the policy: the attributes of {model} are too large: {error}"
-        fix = f"Save the model again, with exclude=[{_LAST!r}, {_ORIGINAL!r}], and set {_KEY}."
+        fix = f"Save the model again, with exclude=[{_LAST!r}, {_ORIGINAL!r}], and pass {PASS}."
         raise ConfigError(problem, key="policy.policy", value=str(model), fix=fix) from error
     return found
 

@@ -28,7 +28,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_no
 
 from rl_eval.errors import ConfigError, WeightsError
 from rl_eval.integrations.policy_files import reading
-from rl_eval.integrations.sb3.files import MASKABLE, facts_of, normalizer_of, trained_normalized, unknown
+from rl_eval.integrations.sb3.files import MASKABLE, PASS, facts_of, normalizer_of, trained_normalized, unknown
 from rl_eval.integrations.sb3.observations import (
     ATTRIBUTE,
     LACKS_STATISTICS,
@@ -228,8 +228,8 @@ def _beside(file: Path) -> tuple[Path | None, str]:
     if trained and found is None:
         problem = f"policy_kwargs.vecnormalize is missing: {str(file)!r} {LACKS_STATISTICS}"
         fix = (
-            "Pass --set policy.policy_kwargs.vecnormalize=FILE, the file that venv.save() wrote. SB3's callbacks "
-            "and zoo put vecnormalize into the file name. If only rewards were normalized, pass False."
+            f"Pass {PASS}, the file that venv.save() wrote. SB3's callbacks and zoo put vecnormalize into the file "
+            "name. If only rewards were normalized, pass False."
         )
         raise ConfigError(problem, key="policy.policy_kwargs.vecnormalize", fix=fix)
     return found, unknown(file.name) if trained is None and found is None else ""
