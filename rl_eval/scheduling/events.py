@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
-from typing import Any, Final, get_args
+from typing import Any, Final, NamedTuple, get_args
 
 from rl_eval.records.episode import Lease
 
@@ -84,8 +84,7 @@ def from_list(written: Sequence[Any]) -> Event:
 # ------------------------------------------------------------------------------ verdicts
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """Judgement on a report or on a loss; empty for other events."""
 
     record: tuple[int, ...] = ()
@@ -152,8 +151,7 @@ class GiveUp:
 Command = Grant | Reclaim | Abort | Exclude | GiveUp
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """Answer of the schedule to an event."""
 
     verdict: Verdict

@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.errors import ConfigError
-from rl_eval.records.episode import Condition, EpisodeSpec
+from rl_eval.records.episode import EpisodeSpec
 from rl_eval.scheduling.conditions import Conditions
-from rl_eval.scheduling.matchups import Matchups, Seating
+from rl_eval.scheduling.matchups import Matchups
 
 MAX_EPISODES: Final = 2**31
 """Number of distinct seeds, which is the maximum number of episodes of a plan."""
@@ -165,16 +165,10 @@ class EpisodePlan:
     def __getitem__(self, index: int) -> EpisodeSpec:
         if not 0 <= index < self.num_episodes:
             raise IndexError(f"episode {index} is outside a plan of {self.num_episodes}")
-        seed = int(self.seeds[index])
-        return EpisodeSpec(index, seed, self.seating(index), self.condition(index), self.first_index)
-
-    def seating(self, index: int) -> Seating | None:
-        """Return the seating of an episode without computing its seed; None without seats."""
-        return None if self.matchups is None else self.matchups.seating(self.first_index + index)
-
-    def condition(self, index: int) -> Condition | None:
-        """Return the condition of an episode without computing its seed; None without conditions."""
-        return None if self.conditions is None else self.conditions.condition(self.first_index + index)
+        position = self.first_index + index
+        seating = None if self.matchups is None else self.matchups.seating(position)
+        condition = None if self.conditions is None else self.conditions.condition(position)
+        return EpisodeSpec(index, self.seeds.item(index), seating, condition, self.first_index)
 
     @cached_property
     def condition_ids(self) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import random
 import sys
 import tracemalloc
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import FrameType
 from typing import Any
 
