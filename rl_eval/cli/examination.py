@@ -32,7 +32,7 @@ from rl_eval.config.policy_sources import RANDOM
 from rl_eval.config.settings import EvalSettings, PolicySection, with_values
 from rl_eval.errors import EnvError
 from rl_eval.recording.replay import Spectator
-from rl_eval.records.determinism import first_difference
+from rl_eval.records.determinism import first_difference, traced_runs
 from rl_eval.records.episode import Condition, Fault, Lease, RunReport, Truncation, without_place
 from rl_eval.runners import EvalRunner, runner_class
 from rl_eval.runners.action_masks import ActionMasks
@@ -219,7 +219,7 @@ class _Examination:
             self._generators |= dict.fromkeys(change for report in reports for change in report.generators)
             faults = {fault.index: fault for report in reports for fault in report.faults}
             if not faults:
-                return [report.traces[lease.index] for report, lease in zip(reports, leases, strict=True)]
+                return [traced_runs(report).traces[lease.index] for report, lease in zip(reports, leases, strict=True)]
             self._failures += map(_described, faults.values())
             leases = tuple([one._replace(attempt=one.attempt + (one.index in faults)) for one in leases])
         raise EnvError(self._failures[-1])
@@ -452,7 +452,7 @@ def _play_first(settings: EvalSettings, lease: Lease, attempts: int, file: str) 
     """Play an episode, again if it fails, and write its trace to a file."""
     runner = runner_class("vector")(settings, 0)
     tried = (next(run_again(runner, [lease._replace(attempt=lease.attempt + more)])) for more in range(attempts))
-    np.save(file, next(report for report in tried if not report.faults).traces[lease.index])
+    np.save(file, traced_runs(next(report for report in tried if not report.faults)).traces[lease.index])
 
 
 def _play_elsewhere(play: bytes, hash_seed: str) -> Trace:

@@ -14,7 +14,7 @@ from rl_eval.errors import ConfigError, NumericsMismatch
 from rl_eval.execution.outcome import Aspect, EvalOutcome
 from rl_eval.execution.session import Phase
 from rl_eval.policies.inference.probe import numerics_again
-from rl_eval.records.guarantee import is_of_guarantee
+from rl_eval.records.guarantee import NUMERICS, is_of_guarantee
 
 if TYPE_CHECKING:
     from rl_eval.execution.jobs import Job
@@ -59,7 +59,8 @@ class Numerics(Aspect):
         if not report.numerics:
             return
         store = self.outcome.store
-        self._reported[member.incarnation] = report.numerics, report.built_weights
+        built = report.extra.get(NUMERICS, "")
+        self._reported[member.incarnation] = report.numerics, built
         if not store.numerics:
             if not len(report.rows):
                 return
@@ -73,7 +74,7 @@ class Numerics(Aspect):
             return
         if member.index in self._unproven:
             raise self._changed(member, key, different)
-        if different == ["outputs"] and self.outcome.weights is None and self._built_others(report.built_weights):
+        if different == ["outputs"] and self.outcome.weights is None and self._built_others(built):
             problem = (
                 f"runner {member.index} built its policy with other weights than the other runners, which happens if "
                 "a factory draws random weights, or if another policy answers at a server"

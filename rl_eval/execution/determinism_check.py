@@ -28,7 +28,7 @@ from rl_eval.execution.jobs import Job
 from rl_eval.execution.outcome import Aspect, EvalOutcome
 from rl_eval.execution.runner_pool import Member, RunnerPool
 from rl_eval.execution.session import CALLS_IN_FLIGHT, Phase
-from rl_eval.records.determinism import UNFINISHED, Determinism, FirstDifference, Remedy, first_difference
+from rl_eval.records.determinism import UNFINISHED, Determinism, FirstDifference, Remedy, first_difference, traced_runs
 from rl_eval.records.episode import EpisodeTable, Lease, RunReport, different_columns, outcomes_of
 from rl_eval.records.guarantee import guarantee_of
 from rl_eval.runners.again import Neighbourhoods, in_neighbourhoods
@@ -101,8 +101,9 @@ class DeterminismSample(Aspect):
 
     def counted(self, report: RunReport, indices: set[int]) -> None:
         """Store the traces of candidates, and the shortest construction time of an environment."""
-        self._construct_seconds = min(self._construct_seconds, report.construct_seconds)
-        self._traces |= {index: report.traces[index] for index in indices & report.traces.keys()}
+        runs = traced_runs(report)
+        self._construct_seconds = min(self._construct_seconds, runs.construct_seconds)
+        self._traces |= {index: runs.traces[index] for index in indices & runs.traces.keys()}
         self.generators |= dict.fromkeys(report.generators)
 
     def follow_up(self) -> Job:
@@ -365,8 +366,9 @@ class Reruns:
             if self._first_of(index) in held:
                 self._again[index] = self.origin(report, position, place)
         if self._steps:
-            indices = [index for index in report.traces if index in held]
-            traces = {index: self.origins[index]._replace(trace=report.traces[index]) for index in indices}
+            found = traced_runs(report).traces
+            indices = [index for index in found if index in held]
+            traces = {index: self.origins[index]._replace(trace=found[index]) for index in indices}
             self._again |= {index: one._replace(position=position) for index, one in traces.items()}
         held.difference_update(map(self._first_of, indices))
         for fault in report.faults:
@@ -381,7 +383,7 @@ class Reruns:
     def origin(self, report: RunReport, position: int, place: int = 0) -> Origin:
         """Return the run of an episode in a report, whose row has this place."""
         row, infos = report.rows[place : place + 1], report.infos[place : place + 1]
-        trace = report.traces.get(int(row["index"][0]))
+        trace = traced_runs(report).traces.get(int(row["index"][0]))
         return Origin(row, outcomes_of(row, infos, self._info_keys), position, trace)
 
     def lost(self, runner: int, phase: str = "") -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Final, Literal, NamedTuple, final
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,11 @@ from pydantic import Field
 
 from rl_eval.errors import EvalError, listed
 
+if TYPE_CHECKING:
+    from rl_eval.records.episode import RunReport
+
+DETERMINISM: Final = "determinism"
+"""Key of the determinism check in :attr:`rl_eval.records.episode.RunReport.extra`."""
 Cause = Literal["environment", "policy", ""]
 Remedy = Literal["", "episode", "process", "conditions"]
 
@@ -259,6 +265,31 @@ class TraceRecorder:
     def trace(self) -> npt.NDArray[np.void]:
         """Array of :data:`TRACE`, shape (steps + 1,)."""
         return self._trace.rows
+
+
+@dataclass
+class TracedRuns:
+    """Data of the determinism check in one report of a runner. The runner collects them until :meth:`take`."""
+
+    traces: dict[int, npt.NDArray[np.void]] = field(default_factory=dict)
+    """Traces of completed episodes whose leases requested a trace, by index: arrays of :data:`TRACE`. The trace of a
+    block has the index of its first episode, and a row for each step of all slots, also if the block ended early."""
+    construct_seconds: float = math.inf
+    """Shortest construction time of an environment so far, in seconds."""
+
+    def constructed(self, seconds: float) -> None:
+        """Record the build time of an environment, in seconds."""
+        self.construct_seconds = min(self.construct_seconds, seconds)
+
+    def take(self) -> TracedRuns:
+        """Return the data of a report, and start the next one."""
+        taken, self.traces = replace(self), {}
+        return taken
+
+
+def traced_runs(report: RunReport) -> TracedRuns:
+    """Return the data of the determinism check in a report. A runner may report none."""
+    return report.extra.get(DETERMINISM, TracedRuns())  # type: ignore[no-any-return]
 
 
 def first_difference(episode: int, one: npt.NDArray[np.void], other: npt.NDArray[np.void]) -> FirstDifference | None:

@@ -308,12 +308,8 @@ class RunReport:
     weights_version: int
     numerics: dict[str, Any] = field(default_factory=dict)
     """The runner's numerics key; empty before its first episode."""
-    traces: Mapping[int, npt.NDArray[np.void]] = field(default_factory=dict)
-    """Traces of completed episodes whose leases requested a trace, by index: arrays of
-    :data:`rl_eval.records.determinism.TRACE`. The trace of a block has the index of its first episode, and a row for
-    each step of all slots, also if the block ended early."""
-    construct_seconds: float = math.inf
-    """Shortest construction time of an environment so far, in seconds."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Data of aspects of the evaluation, by aspect, from the functions in ``RunnerCore.extra``."""
     notes: tuple[str, ...] = ()
     """Notes for a reader of the result. Notes that differ only in their place become one note."""
     artifacts: tuple[tuple[str, Mapping[int, Any]], ...] = ()
@@ -321,8 +317,6 @@ class RunReport:
     index. A name may appear more than once."""
     probes: int = 0
     """Number of times that the runner has probed its policy again."""
-    built_weights: str = ""
-    """Digest of the weights with which the policy was built; empty if weights were sent, or if the policy has none."""
     generators: tuple[str, ...] = ()
     """Changes of global random generators by an environment so far, such as ``reset() changes numpy's global
     generator``."""

@@ -19,6 +19,9 @@ MEANINGS: Final[Mapping[Guarantee, str]] = {
 }
 """Meaning of each guarantee, the strongest first."""
 
+NUMERICS: Final = "numerics"
+"""Key of the check of numerics keys in :attr:`rl_eval.records.episode.RunReport.extra`. The value is the digest of the
+weights with which the runner built its policy; empty if weights were sent, or if the policy has none."""
 _ORDER: Final = get_args(Guarantee)
 _PARTS: Final = ("guarantee", "adapter", "num_envs", "block")
 

@@ -275,7 +275,7 @@ class EvalRunner(RunnerCore):
         assert lane.lease is not None
         pending = self._pending
         if lane.trace is not None:
-            pending.traces[lane.lease.index] = lane.trace.trace
+            pending.tracing.traces[lane.lease.index] = lane.trace.trace
         row = self._row(
             lane.lease,
             (lane.episode_return, lane.discounted_return, lane.length),
@@ -343,7 +343,7 @@ class EvalRunner(RunnerCore):
         seconds = perf_counter() - started
         for lane in self._lanes:
             lane.started += seconds  # Construction does not count as time of an episode.
-        self._pending.constructed(seconds)
+        self._pending.tracing.constructed(seconds)
         self._note_limit(time_limit(env))
         return env
 

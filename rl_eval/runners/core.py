@@ -36,6 +36,7 @@ from rl_eval.records.episode import (
     record_of,
 )
 from rl_eval.records.generators import GeneratorSensor
+from rl_eval.records.guarantee import NUMERICS
 from rl_eval.runners.environment import ValueReader, import_env
 from rl_eval.runners.lane import PendingReport
 from rl_eval.runners.metrics import metric_functions, scalar_columns
@@ -229,6 +230,11 @@ class RunnerCore(abc.ABC):
         """Call a function with this runner, in the runner's process."""
         return function(self)
 
+    @property
+    def extra(self) -> dict[str, Callable[[], Any]]:
+        """Functions that return the data of an aspect for each report, by aspect. A report has them in ``extra``."""
+        return self._pending.extra
+
     # ------------------------------------------------------------------ episodes
 
     def _accept(self, leases: Sequence[Lease], reclaim: Sequence[int], abort: bool) -> bool:
@@ -246,7 +252,8 @@ class RunnerCore(abc.ABC):
             # evaluation must not run in the next evaluation.
             self._inference.probe()
             self._inference.numerics |= self._bound_to()
-            self._pending.built_weights = self._built_weights()
+            built = self._built_weights()
+            self.extra[NUMERICS] = lambda: built
             if self._has_random_weights:
                 self._pending.note(
                     f"{self.settings.policy.policy} draws the weights at random, so no other run can repeat this "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from rl_eval.records.determinism import TraceRecorder
+from rl_eval.records.determinism import DETERMINISM, TracedRuns, TraceRecorder
 from rl_eval.records.episode import (
     ROW,
     Fault,
@@ -169,10 +168,9 @@ class PendingReport:
     def __init__(self, info_keys: tuple[str, ...], metrics: Mapping[str, MetricFunction] | None = None) -> None:
         self.info_keys = info_keys
         self._metrics = metrics
-        self.construct_seconds = math.inf
-        """Shortest build time of an environment so far."""
-        self.built_weights = ""
-        """Digest of the weights with which the policy was built."""
+        self.tracing = TracedRuns()
+        self.extra: dict[str, Callable[[], Any]] = {DETERMINISM: self.tracing.take}
+        """Functions that return the data of an aspect for a report, by aspect."""
         self._under_way = (0, 0.0)
         """Steps of live attempts that earlier reports have counted: their number, and their seconds."""
         self.standing_note = ""
@@ -186,7 +184,6 @@ class PendingReport:
         self.infos: list[list[float]] = []
         self.faults: list[Fault] = []
         self.returned: list[int] = []
-        self.traces: dict[int, npt.NDArray[np.void]] = {}
         self.artifacts: defaultdict[str, dict[int, Any]] = defaultdict(dict)
         self._notes: dict[str, str] = {}
         self.env_steps = 0
@@ -199,10 +196,6 @@ class PendingReport:
     def note(self, text: str) -> None:
         """Add a note. If notes differ only in the place (the episode and step), keep the first one."""
         self._notes.setdefault(without_place(text), text)
-
-    def constructed(self, seconds: float) -> None:
-        """Record the build time of an environment, in seconds."""
-        self.construct_seconds = min(self.construct_seconds, seconds)
 
     def count(self, steps: int, seconds: float) -> None:
         """Count the steps of an attempt that has ended, and the seconds that these steps took."""
@@ -255,10 +248,8 @@ class PendingReport:
             weights_version=weights_version,
             numerics=inference.numerics,
             probes=inference.probes,
-            traces=self.traces,
-            construct_seconds=self.construct_seconds,
+            extra={name: data() for name, data in self.extra.items()},
             notes=(*inference.notes, *filter(None, [self.standing_note]), *self._notes.values()),
-            built_weights=self.built_weights,
             generators=tuple(self.generators),
             artifacts=(*self.artifacts.items(), *artifacts),
         )

@@ -263,7 +263,7 @@ class SubprocessEvalRunner(EvalRunner):
 
     def _construct(self, lane_index: int) -> gym.Env[Any, Any]:
         env = self.make_env(lane_index)
-        self._pending.constructed(self._slots[lane_index].build_seconds)
+        self._pending.tracing.constructed(self._slots[lane_index].build_seconds)
         self._note_limit(self._slots[lane_index].facts["time_limit"])
         return env
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from rl_eval.config.policy_sources import RANDOM
 from rl_eval.config.settings import EvalSettings, PolicySection, with_values
 from rl_eval.errors import EnvError
-from rl_eval.records.determinism import FirstDifference, first_difference
+from rl_eval.records.determinism import FirstDifference, first_difference, traced_runs
 from rl_eval.records.episode import EpisodeRecord, EpisodeSpec, Lease, RunReport, different_columns, outcomes_of
 from rl_eval.records.guarantee import Guarantee, guarantee_of
 from rl_eval.runners.again import run_again
@@ -94,7 +94,7 @@ def block_difference(settings: EvalSettings) -> FirstDifference | None:
     plan = EpisodePlan(settings.runners.block_size, settings.evaluation.seed)
     lease = Lease(plan[0], 1).with_how(block=tuple(plan[index] for index in range(len(plan))), traced=True)
     first, again = _played(settings, settings.runners.lanes, [lease])
-    return first_difference(0, first.traces[0], again.traces[0])
+    return first_difference(0, *(traced_runs(report).traces[0] for report in (first, again)))
 
 
 def _played(settings: EvalSettings, width: int, leases: Sequence[Lease]) -> list[RunReport]:
@@ -149,12 +149,12 @@ def _slot(report: RunReport, index: int) -> int:
 
 def _start(report: RunReport, index: int) -> int:
     """Return the digest of the first observation of an episode."""
-    return int(report.traces[index]["observation"][0])
+    return int(traced_runs(report).traces[index]["observation"][0])
 
 
 def _difference(one: RunReport, other: RunReport, index: int, keys: tuple[str, ...]) -> FirstDifference | str | None:
     """Return the first difference between two runs of an episode, in trace or outcome; None if both are equal."""
-    if (found := first_difference(index, one.traces[index], other.traces[index])) is not None:
+    if (found := first_difference(index, *(traced_runs(report).traces[index] for report in (one, other)))) is not None:
         return found
     columns = different_columns(*(outcomes_of(report.rows, report.infos, keys) for report in (one, other)))
     return f"{columns[0]} of episode {index}" if columns else None

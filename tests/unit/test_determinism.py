@@ -17,7 +17,15 @@ from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, compare, evaluate, 
 from rl_eval.errors import ComparisonError, PolicyUnavailable
 from rl_eval.execution.determinism_check import Choice, DeterminismSample, Origin, Reruns, candidates
 from rl_eval.policies.inference.spaces import ObservationBatch
-from rl_eval.records.determinism import TRACE, Determinism, FirstDifference, TraceRecorder, first_difference
+from rl_eval.records.determinism import (
+    DETERMINISM,
+    TRACE,
+    Determinism,
+    FirstDifference,
+    TracedRuns,
+    TraceRecorder,
+    first_difference,
+)
 from rl_eval.records.episode import PROGRESS, ROW, EpisodeTable, Fault, Outcome, RunReport
 from rl_eval.scheduling.plan import EpisodePlan
 from tests.refused import refused
@@ -56,7 +64,7 @@ def check_of(records: EpisodeTable, *indices: int, runners: int = 2) -> Reruns:
 
 def report(rows, faults=(), traces=None) -> RunReport:
     empty = np.zeros((len(rows), 0)), tuple(faults), np.zeros(0, PROGRESS)
-    return RunReport(rows, *empty, (), 0, 0.0, 0.0, 0.0, 0, traces=traces or {})
+    return RunReport(rows, *empty, (), 0, 0.0, 0.0, 0.0, 0, extra={DETERMINISM: TracedRuns(traces or {})})
 
 
 def play(check: Reruns, records: EpisodeTable, pool: dict[int, int], lanes: int = 3) -> dict[int, int]:
@@ -103,7 +111,7 @@ def choice_of(records: EpisodeTable, build: float = 0.0, run: float = 10.0, runn
     store = SimpleNamespace(table=EpisodeTable(len(records.rows)), numerics={})
     sample = DeterminismSample(SimpleNamespace(settings=made.build(), store=store, suspect=""))
     sample.begin(None)
-    sample.counted(replace(report(records.rows[:0]), construct_seconds=build), set())
+    sample.counted(replace(report(records.rows[:0]), extra={DETERMINISM: TracedRuns(construct_seconds=build)}), set())
     store.table = records
     return sample.choose(run, runners)
 

@@ -28,6 +28,7 @@ from rl_eval.execution.runner_pool import Member, RunnerPool
 from rl_eval.execution.session import Opening
 from rl_eval.log import EvaluationLog
 from rl_eval.records.episode import PROGRESS, ROW, Fault, Outcome, RunReport
+from rl_eval.records.guarantee import NUMERICS
 from rl_eval.scheduling.blocks import repeat_decisions
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.scheduling.schedule import Schedule
@@ -271,8 +272,8 @@ def test_a_step_of_this_plan_is_charged() -> None:
 def test_another_policy_is_only_said_of_other_weights(first: str, second: str, error: type[Exception]) -> None:
     """Other outputs of the same weights are other floats, whose runner does not take part."""
     world = World(determinism_check=0)
-    world.finish(0, numerics={"outputs": "0"}, built_weights=first)
-    world.finish(1, numerics={"outputs": "1"}, built_weights=second)
+    world.finish(0, numerics={"outputs": "0"}, extra={NUMERICS: first})
+    world.finish(1, numerics={"outputs": "1"}, extra={NUMERICS: second})
     if error is ConfigError:
         exception = world.handle.exception()
         assert isinstance(exception, ConfigError)

@@ -183,7 +183,7 @@ class BlockEvalRunner(BatchedEvalRunner):
 
     def _report_trace(self, block: _Block) -> None:
         if block.trace is not None:
-            self._pending.traces[block.lease.index] = block.trace.rows
+            self._pending.tracing.traces[block.lease.index] = block.trace.rows
 
     def _hold_lane(self, lease: Lease) -> None:
         """Begin a block in lane 0 of the flight recorder.

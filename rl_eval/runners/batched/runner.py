@@ -161,7 +161,7 @@ class BatchedEvalRunner(RunnerCore):
         simulator = build_simulator(section, self.runner_index, runners, num_envs, blocks=self._in_blocks)
         seconds = perf_counter() - started
         self._attempts.started += seconds  # Construction does not count as time of an episode.
-        self._pending.constructed(seconds)
+        self._pending.tracing.constructed(seconds)
         return simulator
 
     @override
@@ -422,7 +422,7 @@ class BatchedEvalRunner(RunnerCore):
             if self._watched is not None:
                 into.keep(lease.index, self._watched.complete(slot, row, partial(self._record, lease, row, info)))
             if slot in self._traces:
-                self._pending.traces[lease.index] = self._traces[slot].rows
+                self._pending.tracing.traces[lease.index] = self._traces[slot].rows
         into.infos += infos
         if self._sensor is not None and self._sensor.finished():
             self._sensor = None
