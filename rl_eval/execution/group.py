@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, final
 from rl_eval.backends import Backend
 from rl_eval.backends.pickling import pickled
 from rl_eval.config.builder import EvalConfig, settings_of
-from rl_eval.config.settings import EvalSettings, PolicySection, check_runner, with_values
+from rl_eval.config.settings import EvalSettings, check_runner, with_values
 from rl_eval.errors import ConfigError, EvalError, UsageError, checked_keywords
 from rl_eval.errors.other_names import no_attribute
 from rl_eval.errors.redaction import learn
@@ -120,7 +120,7 @@ class EvalRunnerGroup:
         self._post_lock = threading.Lock()
         """Lock that is held while several jobs are posted together, so that no other job comes between them."""
         packed = self._subject.packed(settings)
-        weights = _initial_weights(settings.policy, packed[1])
+        weights = configured_weights(settings.policy, packed[1])
         self._callbacks = callbacks
         self._folder = current_folder()
         """Working directory at construction."""
@@ -161,7 +161,7 @@ class EvalRunnerGroup:
         settings, subject = _checked(settings_of(config), policy)
         check_processes(self.settings, settings)
         packed = subject.packed(settings)
-        weights = _initial_weights(settings.policy, packed[1])
+        weights = configured_weights(settings.policy, packed[1])
         with self._post_lock:
             payload = self._backend.pack(*packed)
             group_weights = self._first_weights(weights)
@@ -604,18 +604,6 @@ def _read_columns(settings: EvalSettings) -> None:
     if not settings.runners.num_runners:
         with contextlib.suppress(EvalError), working_in(None):  # An evaluation raises the same error.
             settings.runners.runner_class.columns(settings)
-
-
-def _initial_weights(section: PolicySection, live: Any) -> WeightsSnapshot | None:
-    """Return the weights of the configured file.
-
-    Without a file, return the weights of the policy object, if it has any.
-    """
-    if not section.policies and section.weights is None and section.weights_key is not None:
-        problem = f"policy.weights_key is {section.weights_key!r}, but policy.weights is not set"
-        fix = "Set policy.weights to the file, or remove the key."
-        raise ConfigError(problem, key="policy.weights_key", value=section.weights_key, fix=fix)
-    return configured_weights(section, live)
 
 
 def _tell_result(callbacks: GroupCallbacks, handle: EvalHandle) -> None:

@@ -62,15 +62,8 @@ def adapt_policy(
     Raises:
         ConfigError: There is no policy, or the object cannot be used as a policy.
     """
-    candidate = section.policy if policy is None else policy
-    if candidate is None:
-        problem = "policy.policy is missing"
-        fix = (
-            'Pass an nn.Module, a callable, a Policy or "module:factory", or pass a policy object to '
-            "evaluate(config, policy)."
-        )
-        raise ConfigError(problem, key="policy.policy", fix=fix)
     check_arguments(section)
+    candidate = section.policy if policy is None else policy
     if named := isinstance(candidate, str):
         candidate = _from_factory(section, observation_space, action_space)
     if inspect.isclass(candidate):

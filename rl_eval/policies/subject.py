@@ -129,7 +129,7 @@ def check_arguments(section: PolicySection) -> None:
     Raises:
         ConfigError: The policy object has such arguments.
     """
-    if section.policy_kwargs and not (section.policy is None or isinstance(section.policy, str)):
+    if section.policy_kwargs and not isinstance(section.policy, str | None):
         problem = 'policy.policy_kwargs are arguments of a "module:factory", but policy.policy is a policy object'
         raise ConfigError(problem, key="policy.policy_kwargs", value=", ".join(section.policy_kwargs))
 
@@ -170,22 +170,23 @@ def configured_weights(section: PolicySection, live: Any = None, version: int = 
         version: Version of weights from the file of a single policy. All other weights have version 0.
 
     Raises:
-        ConfigError: A file cannot be read.
+        ConfigError: A file cannot be read, or there is a key of the weights without a file.
     """
     if section.policies:
-        return _weights_of_each(section, live or {})
+        live = live or {}
+        found = {
+            name: module_of(live.get(name)) if one.weights is None else load_weights_file(one.weights, one.weights_key)
+            for name, one in section.policies.items()
+        }
+        found = {name: weights for name, weights in found.items() if weights is not None}
+        return snapshot_weights(found, 0) if found else None
     if section.weights is not None:
         return snapshot_weights(load_weights_file(section.weights, section.weights_key), version)
+    if section.weights_key is not None:
+        problem = f"policy.weights_key is {section.weights_key!r}, but policy.weights is not set"
+        fix = "Set policy.weights to the file, or remove the key."
+        raise ConfigError(problem, key="policy.weights_key", value=section.weights_key, fix=fix)
     return weights_of(live)
-
-
-def _weights_of_each(section: PolicySection, live: Mapping[str, Any]) -> WeightsSnapshot | None:
-    found = {
-        name: module_of(live.get(name)) if one.weights is None else load_weights_file(one.weights, one.weights_key)
-        for name, one in section.policies.items()
-    }
-    found = {name: weights for name, weights in found.items() if weights is not None}
-    return snapshot_weights(found, 0) if found else None
 
 
 def _replaced(section: PolicySection, policy: Any) -> PolicySection:
