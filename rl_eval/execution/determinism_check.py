@@ -56,16 +56,30 @@ _FREE_SHARE: Final = 0.02
 ``_FREE_SECONDS``, the fixed limit applies."""
 
 
+class Origin(NamedTuple):
+    """First run of an episode."""
+
+    row: npt.NDArray[np.void]
+    """Array of :data:`rl_eval.records.episode.ROW`, shape (1,)."""
+    outcome: npt.NDArray[np.void]
+    """Compared columns, from :func:`rl_eval.records.episode.outcomes_of`, shape (1,)."""
+    position: int
+    """Position of the runner in the group; -1 for a runner of an earlier process."""
+    trace: npt.NDArray[np.void] | None
+    """Trace of the episode, an array of :data:`rl_eval.records.determinism.TRACE`; None if it was not traced."""
+
+
 class Choice(NamedTuple):
     """Episodes to run again."""
 
-    origins: dict[int, Origin]
+    origins: Mapping[int, Origin] = {}
     """First runs, by index."""
-    used: frozenset[int]
-    """Indices of the episodes that run again in used environments."""
-    remark: str
+    used: Collection[int] = ()
+    """Indices of the episodes that run again in used environments, first of all, before environments are closed. The
+    history of a used environment is not the same as in the first run, so a state that it keeps causes a difference."""
+    remark: str = ""
     """Reason why no episode runs again, or why the episodes run in used environments; otherwise empty."""
-    seconds: float
+    seconds: float = 0.0
     """Expected duration of the check, in seconds: the durations of the first runs, and of building the environments."""
     steps: int = 0
     """Number of steps of a block that run again; 0 to run whole episodes again."""
@@ -134,13 +148,13 @@ class DeterminismSample(Aspect):
         firsts = dict.fromkeys(index - index % size for index in self._candidates)
         completed = [first for first in firsts if store.table.completed[first : first + size].all()]
         if self.outcome.suspect:
-            return Choice({}, frozenset(), self.outcome.suspect, 0.0)
+            return Choice(remark=self.outcome.suspect)
         if not completed:
             off = "switched off by evaluation.determinism_check=0"
-            return Choice({}, frozenset(), "no episode completed" if self._candidates else off, 0.0)
+            return Choice(remark="no episode completed" if self._candidates else off)
         rows = store.table.rows
         if (promised := guarantee_of(store.numerics)) != "exact" and not settings.runners.block_size:
-            return Choice({}, frozenset(), f"the guarantee is {promised}", 0.0)
+            return Choice(remark=f"the guarantee is {promised}")
         alone = store.numerics.get("reference") == "row" or settings.runners.block_size
         sharing = 1 if alone else min(settings.runners.lanes, math.ceil(len(rows) / runners))
         reset, step, policy = (rows[f"{name}_seconds"].astype(np.float64) for name in ("reset", "step", "inference"))
@@ -258,56 +272,25 @@ def _fitting(indices: Sequence[int], seconds: npt.NDArray[np.float64], budget: f
     return fitting
 
 
-class Origin(NamedTuple):
-    """First run of an episode."""
-
-    row: npt.NDArray[np.void]
-    """Array of :data:`rl_eval.records.episode.ROW`, shape (1,)."""
-    outcome: npt.NDArray[np.void]
-    """Compared columns, from :func:`rl_eval.records.episode.outcomes_of`, shape (1,)."""
-    position: int
-    """Position of the runner in the group; -1 for a runner of an earlier process."""
-    trace: npt.NDArray[np.void] | None
-    """Trace of the episode, an array of :data:`rl_eval.records.determinism.TRACE`; None if it was not traced."""
-
-
 @final
 class Reruns:
     """Distributes episodes that run again to runners, and compares the reports with the first runs.
 
     Args:
         plan: Plan of the evaluation.
-        origins: First runs of these episodes, by index.
-        num_runners: Configured number of runners.
-        used: Episodes that run in used environments, first of all, before environments are closed. The history of a
-            used environment is not the same as in the first run, so a state that it keeps causes a difference.
-        remark: Reason why no episode runs again, or why all episodes run in used environments.
+        choice: Episodes to run again.
+        runners: Settings of the runners. The episodes of a block run again together.
         info_keys: Names of the info scalars of a row.
-        block: Number of episodes of a block; 0 without blocks. The episodes of a block run again together.
-        steps: Number of steps of a block that run again; 0 to run whole episodes again.
     """
 
     def __init__(
-        self,
-        plan: EpisodePlan,
-        origins: Mapping[int, Origin],
-        num_runners: int,
-        used: Collection[int] = (),
-        remark: str = "",
-        info_keys: Sequence[str] = (),
-        block: int = 0,
-        steps: int = 0,
+        self, plan: EpisodePlan, choice: Choice, runners: RunnersSection, info_keys: Sequence[str] = ()
     ) -> None:
-        self._plan = plan
-        self._num_runners = num_runners
-        self._used = used
-        self._why = remark
-        self._info_keys = info_keys
-        self._block, self._steps = block, steps
+        self._plan, self._choice, self._runners, self._info_keys = plan, choice, runners, info_keys
         self._cut = ""
-        self.origins = origins
+        self.origins = choice.origins
         """First runs, by index."""
-        order = sorted(origins, key=lambda index: (index not in used, index))
+        order = sorted(self.origins, key=lambda index: (index not in choice.used, index))
         self._waiting = dict.fromkeys(map(self._first_of, order))
         self._held: dict[int, set[int]] = {}
         """Indices of the episodes that a runner holds, by the number of the runner."""
@@ -319,7 +302,7 @@ class Reruns:
 
     def _first_of(self, index: int) -> int:
         """Return the index of the first episode of an episode's block; without blocks, the index of the episode."""
-        return index - index % (self._block or 1)
+        return index - index % (self._runners.block_size or 1)
 
     @property
     def done(self) -> bool:
@@ -343,7 +326,7 @@ class Reruns:
         others = set(positions) - {position}
         held = self._held.setdefault(runner, set())
         fit = [index for index in self._waiting if self.origins[index].position != position or not others]
-        taken = fit[: max(0, (1 if self._block else lanes) - len(held))]
+        taken = fit[: max(0, (1 if self._runners.block_size else lanes) - len(held))]
         for index in taken:
             del self._waiting[index]
             held.add(index)
@@ -352,20 +335,20 @@ class Reruns:
 
     def lease(self, index: int, runner: int) -> Lease:
         """Return a lease to run an episode or a block again."""
-        fresh, traced = index not in self._used, self.origins[index].trace is not None
-        block = tuple(self._plan[at] for at in range(len(self._plan))[index : index + self._block])
+        fresh, traced = index not in self._choice.used, self.origins[index].trace is not None
+        block = tuple(self._plan[at] for at in range(len(self._plan))[index : index + self._runners.block_size])
         # With the attempt number of the record: earlier attempts failed, and are not part of the recorded episode.
         lease = Lease(self._plan[index], int(self.origins[index].row["attempts"][0]), runner)
-        return lease.with_how(fresh=fresh, traced=traced, again=True, block=block, steps=self._steps)
+        return lease.with_how(fresh=fresh, traced=traced, again=True, block=block, steps=self._choice.steps)
 
     def reported(self, runner: int, position: int, report: RunReport) -> None:
         """Compare the finished episodes of a runner with their first runs."""
         held = self._held.get(runner, set())
         indices = report.rows["index"].tolist()
-        for place, index in enumerate(() if self._steps else indices):
+        for place, index in enumerate(() if self._choice.steps else indices):
             if self._first_of(index) in held:
                 self._again[index] = self.origin(report, position, place)
-        if self._steps:
+        if self._choice.steps:
             found = traced_runs(report).traces
             indices = [index for index in found if index in held]
             traces = {index: self.origins[index]._replace(trace=found[index]) for index in indices}
@@ -425,11 +408,11 @@ class Reruns:
     @property
     def lacks_new(self) -> bool:
         """Whether new environments cannot be built, or take too long."""
-        return bool(self._why or self._unbuilt)
+        return bool(self._choice.remark or self._unbuilt)
 
     def again(self, index: int) -> Origin | None:
         """Return the second run of an episode; None if it did not complete in a new environment."""
-        return None if index in self._used else self._again.get(index)
+        return None if index in self._choice.used else self._again.get(index)
 
     @property
     def result(self) -> Determinism:
@@ -437,12 +420,12 @@ class Reruns:
         mismatched = [index for index, again in sorted(self._again.items()) if not _equal(self.origins[index], again)]
         failed = sorted(self._failed)
         # If no new environment can be built, an equal run in a used one is no evidence.
-        shown = {*self._again} - ({*self._used} - {*mismatched} if self._unbuilt else set())
+        shown = {*self._again} - ({*self._choice.used} - {*mismatched} if self._unbuilt else set())
         elsewhere = sum(self._again[index].position != self.origins[index].position for index in shown)
         return Determinism(
-            checked=0 if self._steps else len(shown),
+            checked=0 if self._choice.steps else len(shown),
             elsewhere=elsewhere,
-            steps=self._steps if shown else 0,
+            steps=self._choice.steps if shown else 0,
             mismatched=tuple(mismatched),
             failed=tuple(failed),
             failure=self._failed[failed[0]] if failed else "",
@@ -452,14 +435,14 @@ class Reruns:
 
     def _remark(self, checked: int, elsewhere: int) -> str:
         if not self.origins:
-            return self._why
+            return self._choice.remark
         if self._unbuilt:
             done = f"{checked} of {len(self.origins)} ran again; " if checked else ""
             return f"{done}a second environment cannot be built: {self._unbuilt}"
         if self._cut and len(self._again) + len(self._failed) < len(self.origins):
             return f"{len(self._again)} of {len(self.origins)} had run again when the check ended early: {self._cut}"
-        alone = "no second runner was ready for the check" if self._num_runners > 1 else "in the same process"
-        return "; ".join(filter(None, ("" if elsewhere else alone, self._why)))
+        alone = "no second runner was ready for the check" if self._runners.num_runners > 1 else "in the same process"
+        return "; ".join(filter(None, ("" if elsewhere else alone, self._choice.remark)))
 
     def _difference(self, index: int) -> FirstDifference:
         one, other = self.origins[index], self._again[index]
@@ -489,7 +472,7 @@ class DeterminismCheck(Phase):
     def __init__(self, outcome: EvalOutcome, sample: DeterminismSample) -> None:
         super().__init__(outcome)
         self._sample = sample
-        self._reruns = Reruns(outcome.plan, {}, 0, remark=UNFINISHED.remark)
+        self._reruns = Reruns(outcome.plan, Choice(remark=UNFINISHED.remark), outcome.settings.runners)
         self._seeking: bool | None = None
         """Whether a runner runs an episode in different neighbourhoods; None before that."""
         self._remedy: Remedy = ""
@@ -501,11 +484,7 @@ class DeterminismCheck(Phase):
         outcome, settings = self._outcome, self._outcome.settings
         run_seconds = now - outcome.started if outcome.started else 0.0
         choice = self._sample.choose(run_seconds, max(1, len(self.pool.ready())))
-        keys = outcome.store.table.info_keys
-        block, runners = settings.runners.block_size, settings.runners.num_runners
-        self._reruns = Reruns(
-            outcome.plan, choice.origins, runners, choice.used, choice.remark, keys, block, choice.steps
-        )
+        self._reruns = Reruns(outcome.plan, choice, settings.runners, outcome.store.table.info_keys)
         self._patience_s = max(_LEAST_PATIENCE_S, _PATIENCE * choice.seconds)
         self._ends = now + self._patience_s
         self._earlier_loss = self.pool.last_loss

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, compare, evaluate, load
+from rl_eval.config.settings import RunnersSection
 from rl_eval.errors import ComparisonError, PolicyUnavailable
 from rl_eval.execution.determinism_check import Choice, DeterminismSample, Origin, Reruns, candidates
 from rl_eval.policies.inference.spaces import ObservationBatch
@@ -59,7 +60,11 @@ def origin(records: EpisodeTable, index: int, position: int | None, trace) -> Or
 
 
 def check_of(records: EpisodeTable, *indices: int, runners: int = 2) -> Reruns:
-    return Reruns(EpisodePlan(len(records)), origins(records, *indices), runners)
+    return reruns_of(records, Choice(origins(records, *indices)), runners)
+
+
+def reruns_of(records: EpisodeTable, choice: Choice, runners: int) -> Reruns:
+    return Reruns(EpisodePlan(len(records)), choice, RunnersSection(num_runners=runners))
 
 
 def report(rows, faults=(), traces=None) -> RunReport:
@@ -150,7 +155,7 @@ def test_where_building_takes_too_long_used_environments_serve(differs: bool) ->
     """They have another history than the first time, so a leak shows."""
     records = table(runners=1)
     choice = choice_of(records, build=3.0)
-    reruns = Reruns(EpisodePlan(len(records)), choice.origins, 1, choice.used, choice.remark)
+    reruns = reruns_of(records, choice, 1)
     leases = reruns.take(1, 0, 8, [0])
     assert len(leases) == 4
     assert not any(lease.how.fresh for lease in leases)
@@ -194,7 +199,7 @@ def test_every_episode_runs_once_more_on_another_runner() -> None:
 def test_a_single_runner_checks_itself_or_a_former_session(position: int, elsewhere: int) -> None:
     """In a fresh environment at least; a continued run compares with the process before."""
     records = table(runners=1)
-    check = Reruns(EpisodePlan(len(records)), origins(records, 3, 4, position=position), 1)
+    check = reruns_of(records, Choice(origins(records, 3, 4, position=position)), 1)
     play(check, records, {4: 0})
     assert (check.result.passed, check.result.elsewhere) == (True, elsewhere)
     assert bool(check.result.remark) is not bool(elsewhere)
@@ -289,7 +294,7 @@ def test_the_first_difference_tells_the_cause(other, first_found) -> None:
     records = table()
     first = steps(RESET, (5, 2.0, False, False, 9))
     again = steps(other) if other[0] == 0 else steps(RESET, other)
-    check = Reruns(EpisodePlan(len(records)), {3: origin(records, 3, 1, first)}, 2)
+    check = reruns_of(records, Choice({3: origin(records, 3, 1, first)}), 2)
     assert check.take(1, 0, 1, [0])[0].how.traced
     check.reported(1, 0, report(records.rows[[3]], traces={3: again}))
     found = check.result
