@@ -277,7 +277,7 @@ def _finished(
 
     finished, planned, share = len(contents.rows), contents.manifest.num_episodes, settings.evaluation.determinism_check
     state = f"continuing {label}: {finished:,} of {planned:,} episodes were finished"
-    if finished < planned:
+    if finished < planned and contents.ended_by is None:
         say(state)
         return None
     result = result_of_log(contents, label)

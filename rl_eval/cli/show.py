@@ -142,7 +142,7 @@ def _state(path: str, result: EvalResult) -> RunState:
     from rl_eval.log.ownership import state_of
     from rl_eval.log.storage import open_storage
 
-    return state_of(open_storage(path), whole=bool(result.table.filled.all()), watch=True)
+    return state_of(open_storage(path), whole=not result.stopped_early, watch=True)
 
 
 def _slowest(result: EvalResult) -> list[dict[str, Any]]:

@@ -161,6 +161,7 @@ class EvalConfig(KnowsNames):
         metrics: Mapping[str, Any] = {},
         return_bounds: tuple[float, float] | None = None,
         observers: tuple[Any, ...] | list[Any] = (),
+        rules: tuple[Any, ...] | list[Any] = (),
         determinism_check: float | Literal["auto"] = "auto",
     ) -> EvalConfig:
         """Set values of the section ``evaluation``."""

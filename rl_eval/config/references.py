@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from rl_eval.adapters import integrations
@@ -48,6 +49,27 @@ def import_attribute(key: str, path: str) -> Any:
         raise ConfigError(
             f"{key} is {path!r}, which cannot be imported: {error}", key=key, value=path, fix=fix
         ) from error
+    return found
+
+
+def named_factories(key: str, configured: Sequence[Any]) -> dict[str, Callable[..., Any]]:
+    """Return the factories in a config, by name: ``"module:attr"`` as it is written, or the name of an object.
+
+    Raises:
+        ConfigError: A factory cannot be imported or called, or two have the same name.
+    """
+    found: dict[str, Callable[..., Any]] = {}
+    for given in configured:
+        factory = import_attribute(key, given) if isinstance(given, str) else given
+        if not callable(factory):
+            problem, fix = f"{key} has {given!r}, which is not callable", "Pass a class or another factory."
+            raise ConfigError(problem, key=key, value=given, fix=fix)
+        named = given.func if isinstance(given, functools.partial) else given
+        name = given if isinstance(given, str) else getattr(named, "__qualname__", type(named).__qualname__)
+        if name in found:
+            problem = f"{key} has {name!r} twice: outputs are named after factories, so the names must differ"
+            raise ConfigError(problem, key=key, value=name, fix="Remove or rename one of the factories.")
+        found[name] = factory
     return found
 
 

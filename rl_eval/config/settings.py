@@ -26,12 +26,13 @@ from pydantic import (
 from rl_eval.config.conditions import load_conditions
 from rl_eval.config.objects import describe_object, name_of
 from rl_eval.config.policy_sources import file_digests, with_named_policies
-from rl_eval.config.references import import_attribute
+from rl_eval.config.references import import_attribute, named_factories
 from rl_eval.errors import ConfigError
 from rl_eval.errors.redaction import digest_secrets, learn, redact
 from rl_eval.records.plain import convert, in_our_words, plain_leaf
 from rl_eval.scheduling.matchups import make_matchups
 from rl_eval.scheduling.plan import MAX_EPISODES, EpisodePlan
+from rl_eval.scheduling.rules import RULES, Rule, built_rules
 
 
 class _Section(BaseModel):
@@ -299,6 +300,9 @@ class EvaluationSection(_Section):
     observers: tuple[Any, ...] = ()
     """Factories of ``rl_eval.runners.EpisodeObserver``: callables that take an environment, or ``"module:attr"``. The
     values that observers return at the end of an episode are in ``result.artifacts``."""
+    rules: tuple[Any, ...] = ()
+    """Factories of ``rl_eval.scheduling.rules.Rule``: callables without arguments, or ``"module:attr"``. A rule is
+    asked after each completed prefix of the plan. Its first answer ends the evaluation: later episodes do not count."""
     determinism_check: Literal["auto"] | Annotated[float, Field(ge=0, le=1)] = "auto"
     """Fraction of the episodes to run again in new environments and compare with their records. ``auto`` runs up to
     four episodes, within two seconds or 2 % of the run; 0 disables the check."""
@@ -369,6 +373,14 @@ class EvalSettings(_Section):
             raise ConfigError(problem, key=f"evaluation.{key}", value=asked.condition_target, fix=fix)
         return EpisodePlan(asked.num_episodes, asked.seed, asked.first_index, matchups, asked.conditions)
 
+    def rules(self) -> dict[str, Rule]:
+        """Build the rules of an evaluation, by name.
+
+        Raises:
+            ConfigError: A rule cannot be built.
+        """
+        return built_rules(named_factories(RULES, self.evaluation.rules))
+
     def identity(self) -> dict[str, Any]:
         """Return the settings on which a result depends, apart from the plan, the weights and the numerics.
 
@@ -388,6 +400,7 @@ class EvalSettings(_Section):
             "action_masks": environment.action_masks,
             "success_key": self.evaluation.success_key,
             "metrics": {name: describe_object(function) for name, function in self.evaluation.metrics.items()},
+            "rules": [describe_object(rule) for rule in self.evaluation.rules],
         }
         return {
             # Unused keys are left out, so that logs of older versions still match.

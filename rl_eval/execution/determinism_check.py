@@ -129,8 +129,8 @@ class DeterminismSample(Aspect):
         store, settings = self.outcome.store, self.outcome.settings
         if self.generators:
             store.note(_on_generators(self.generators, settings.runners))
-        if settings.evaluation.conditions is None and _all_equal(store.table, self._traces):
-            store.note(_on_equal_episodes(int(store.table.completed.sum()), len(self._traces)))
+        if settings.evaluation.conditions is None and _all_equal(store.counted, self._traces):
+            store.note(_on_equal_episodes(int(store.counted.completed.sum()), len(self._traces)))
 
     def describe(self, fields: dict[str, Any]) -> None:
         """Add the finding."""
@@ -145,14 +145,18 @@ class DeterminismSample(Aspect):
         """
         settings, store = self.outcome.settings, self.outcome.store
         size = settings.runners.block_size or 1
+        if (ended := store.ended_by) is not None:
+            evaluation, within = settings.evaluation, [one for one in self._candidates if one < ended.after]
+            self._candidates = within or candidates(ended.after, evaluation.determinism_check, evaluation.seed)
+        table = store.counted
         firsts = dict.fromkeys(index - index % size for index in self._candidates)
-        completed = [first for first in firsts if store.table.completed[first : first + size].all()]
+        completed = [first for first in firsts if table.completed[first : first + size].all()]
         if self.outcome.suspect:
             return Choice(remark=self.outcome.suspect)
         if not completed:
             off = "switched off by evaluation.determinism_check=0"
             return Choice(remark="no episode completed" if self._candidates else off)
-        rows = store.table.rows
+        rows = table.rows
         if (promised := guarantee_of(store.numerics)) != "exact" and not settings.runners.block_size:
             return Choice(remark=f"the guarantee is {promised}")
         alone = store.numerics.get("reference") == "row" or settings.runners.block_size

@@ -375,9 +375,9 @@ class EvalRunnerGroup:
             end = matchups.next_turn(first_index + max(num_episodes, len(matchups.round)))
             first_index = matchups.turn_start(first_index)
             num_episodes = end - first_index
-        changes = {"seed": seed, "first_index": first_index, "num_episodes": num_episodes, "determinism_check": 0.0}
+        changes = {"seed": seed, "first_index": first_index, "num_episodes": num_episodes}
         with self._post_lock:
-            settings = with_values(self.settings, evaluation=changes)
+            settings = with_values(self.settings, evaluation=changes | {"determinism_check": 0.0, "rules": ()})
             outcome = EvalOutcome(settings, settings.plan(), aspects=self._aspects)
             observer = partial(recorder, info_keys=settings.evaluation.info_keys)
             self._loop.post(Recorded(Opening(outcome), observer))

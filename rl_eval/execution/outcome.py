@@ -116,7 +116,7 @@ class EvalOutcome:
     ) -> None:
         self.settings, self.plan = settings, plan
         self.subject = subject or Subject(settings.policy)
-        self.store = RecordStore(len(plan), settings.runners.runner_class.columns(settings), log)
+        self.store = RecordStore(len(plan), settings.runners.runner_class.columns(settings), log, settings.rules())
         self.weights: WeightsSnapshot | None = None
         self.ring = EventRing()
         self.artifacts: dict[int, dict[str, Any]] = {}
@@ -230,6 +230,7 @@ class EvalOutcome:
         """Set the records of episodes aside: the log keeps them, but they do not count. Add the reason as a note."""
         self.store.add_rows(set_aside_rows(indices, self.plan.seeds))
         self.store.note(why)
+        self.store.rules = None  # They have seen these records. When the run is continued, they are asked anew.
         self.withdrawals.append(why)
         self.suspect = "the policy changed during the evaluation"
         for index in indices:
@@ -336,7 +337,7 @@ class EvalOutcome:
     def _result(self, reason: str, table: EpisodeTable) -> EvalResult:
         store = self.store
         why = reason or "; ".join(self.withdrawals)
-        status, text = decide_status(table, self.settings.fault_tolerance.max_failed_episodes, why)
+        status, text = decide_status(table, self.settings.fault_tolerance.max_failed_episodes, why, store.ended_by)
         fields: dict[str, Any] = {
             # The reason of an early end comes first.
             "reason": self.failure if reason and reason == self.failure else text,
@@ -355,5 +356,6 @@ class EvalOutcome:
             condition_target=self.settings.evaluation.condition_target,
             audit_mismatches=store.mismatches(),
             artifacts=dict(self.artifacts),
+            ended_by=store.ended_by,
             **fields,
         )

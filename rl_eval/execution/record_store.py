@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from rl_eval.errors.redaction import redact_text
 from rl_eval.records.determinism import UNFINISHED
-from rl_eval.records.episode import ROW, Batch, EpisodeTable, Fault, Outcome, RunReport, without_place
+from rl_eval.records.episode import ROW, Batch, EpisodeTable, Fault, Outcome, RuleEnd, RunReport, without_place
+from rl_eval.scheduling.rules import Rule, Rules
 
 if TYPE_CHECKING:
     from rl_eval.log import EvaluationLog, LogContents, Manifest
@@ -32,8 +33,14 @@ _TIMES: Final = ("env_steps", "reset_seconds", "step_seconds", "inference_second
 class RecordStore:
     """Records of one evaluation."""
 
-    def __init__(self, num_episodes: int, info_keys: tuple[str, ...], log: EvaluationLog | None) -> None:
+    def __init__(
+        self, num_episodes: int, info_keys: tuple[str, ...], log: EvaluationLog | None, rules: Mapping[str, Rule]
+    ) -> None:
         self.table = EpisodeTable(num_episodes, info_keys)
+        self.rules = Rules(rules, self.table) if rules else None
+        """Rules that are asked about committed records; None if no rule is left to ask."""
+        self.ended_by: RuleEnd | None = None
+        """End of the evaluation by a rule."""
         self.totals: dict[str, float] = defaultdict(float)
         """Sums over all committed reports: number of steps, and seconds by activity."""
         self.numerics: dict[str, Any] = {}
@@ -59,6 +66,11 @@ class RecordStore:
         """Whether there is a log."""
         return self._log is not None
 
+    @property
+    def counted(self) -> EpisodeTable:
+        """Table of the committed records that count."""
+        return self.table if self.ended_by is None else self.table.head(self.ended_by.after)
+
     # ------------------------------------------------------------------ what happens
 
     def read(self, manifest: Callable[[], Manifest]) -> tuple[Manifest, LogContents] | None:
@@ -81,6 +93,7 @@ class RecordStore:
         self.notes = dict.fromkeys(found.notes)
         self.num_runners = found.num_runners or 0
         self._mismatches.update(found.mismatches)
+        self._ask()
 
     def note(self, text: str) -> None:
         """Add a note, unless a note on the same finding exists. The log receives the note with the next rows."""
@@ -122,8 +135,7 @@ class RecordStore:
     def add_faults(self, faults: tuple[Fault, ...]) -> None:
         """Add faults, in order of time."""
         self._charged |= {(fault.index, fault.attempt, fault.runner): fault for fault in faults if fault.charged}
-        keys = len(self.table.info_keys)
-        self._enter(np.zeros(0, ROW), np.zeros((0, keys)), faults)
+        self._enter(*self._nothing, faults)
 
     def add_rows(self, rows: npt.NDArray[np.void]) -> None:
         """Add rows, shape (n,), that no runner reported."""
@@ -132,43 +144,33 @@ class RecordStore:
     def add_end(self) -> None:
         """Write the finding of the determinism check and the remaining notes, as the last entry of the log."""
         if self._log is not None:
-            nothing = np.zeros(0, ROW), np.zeros((0, len(self.table.info_keys))), ()
             notes, self._unwritten_notes = tuple(self._unwritten_notes), []
-            found = self.determinism.to_dict()
-            self._log.append(Batch(*nothing, notes=notes, determinism=found, num_runners=self.num_runners))
+            found, ended = self.determinism.to_dict(), self.ended_by
+            self._log.append(Batch(*self._nothing, (), {}, {}, notes, found, self.num_runners, ended))
 
     def audit(self, rows: npt.NDArray[np.void], infos: npt.NDArray[np.float64]) -> None:
         """Compare rows of episodes that ran again with their records, as soon as these records are committed."""
         self._late.append((rows, infos))
 
-    def settle(self) -> None:
-        """Add newly committed rows to the table.
+    def settle(self) -> bool:
+        """Add newly committed rows to the table, and ask the rules; return whether all records are committed.
 
         Raises:
             LogFenced: Another process has taken over the log.
             LogError: The log cannot be written.
-        """
-        if self._log is None:
-            return
-        with self._committing:
-            for batch in self._log.poll():
-                self._commit(batch)
-
-    def hurry(self) -> None:
-        """Start to commit all records in another thread. :meth:`is_settled` returns whether the commit has ended."""
-        if self._log is not None:
-            self._log.hurry()
-
-    def is_settled(self) -> bool:
-        """Add newly committed rows to the table, and return whether all records are committed.
-
-        Raises:
-            LogFenced: Another process has taken over the log.
-            LogError: The log cannot be written.
+            EvalError: A rule raised an exception.
         """
         settled = self._log is None or self._log.settled
-        self.settle()
-        return settled
+        if self._log is not None:
+            self._collect(self._log)
+        if self.rules is not None:
+            self._ask()
+        return settled and (self._log is None or self._log.settled)
+
+    def hurry(self) -> None:
+        """Start to commit all records in another thread. :meth:`settle` returns whether the commit has ended."""
+        if self._log is not None:
+            self._log.hurry()
 
     def flush(self, timeout_s: float = FLUSH_TIMEOUT_S) -> None:
         """Commit all records. Any thread may call this.
@@ -179,7 +181,7 @@ class RecordStore:
         """
         if self._log is not None:
             self._log.flush(timeout_s)
-            self.settle()
+            self._collect(self._log)
 
     def snapshot(self) -> EpisodeTable:
         """Return a copy of the table with the committed records. Any thread may call this."""
@@ -200,6 +202,26 @@ class RecordStore:
         return tuple(sorted(found))
 
     # ------------------------------------------------------------------ inside
+
+    @property
+    def _nothing(self) -> tuple[npt.NDArray[np.void], npt.NDArray[np.float64]]:
+        """Rows and infos of a batch without episodes."""
+        return np.zeros(0, ROW), np.zeros((0, len(self.table.info_keys)))
+
+    def _ask(self) -> None:
+        """Ask the rules about the committed records. The log receives the first answer at once."""
+        with self._committing:
+            self.ended_by = self.rules.ask() if self.rules else None
+        if self.ended_by is not None:
+            self.rules = None
+            if self._log is not None:
+                self._log.append(Batch(*self._nothing, num_runners=self.num_runners, ended_by=self.ended_by))
+                self._log.hurry()
+
+    def _collect(self, log: EvaluationLog) -> None:
+        with self._committing:
+            for batch in log.poll():
+                self._commit(batch)
 
     def _enter(self, rows: npt.NDArray[np.void], infos: npt.NDArray[np.float64], faults: tuple[Fault, ...]) -> None:
         if self._log is not None and not (len(rows) or faults):

@@ -131,16 +131,16 @@ class Phase(Job):
     @final
     def _advance(self, now: float) -> None:
         outcome, store = self._outcome, self._outcome.store
-        store.settle()
+        settled = store.settle()
         if outcome.state == "running" and (reason := self._reason_to_end(now)) is not None:
             self._end(reason, now)
+            settled = store.settle()
         match outcome.state:
-            case Committing(reason, following, deadline):
-                if store.is_settled():
-                    self._successors = [following] if following is not None else outcome.conclude(reason)
-                    self.done = True
-                elif now > deadline:
-                    store.flush(0.0)  # Raises with the reason.
+            case Committing(reason, following) if settled:
+                self._successors = [following] if following is not None else outcome.conclude(reason)
+                self.done = True
+            case Committing(deadline=deadline) if now > deadline:
+                store.flush(0.0)  # Raises with the reason.
 
     @final
     def _reason_to_end(self, now: float) -> str | None:
@@ -154,9 +154,7 @@ class Phase(Job):
             self._watch(now)
         if self._complete:
             return ""
-        if reason:
-            self._abandon(now)
-        elif hopeless:
+        if hopeless and not reason:
             why = self.pool.last_loss
             if isinstance(why, PolicyUnavailable) and not self._outcome.store.table.completed.any():
                 raise why
@@ -165,7 +163,8 @@ class Phase(Job):
 
     @final
     def _end(self, reason: str, now: float) -> None:
-        """Start the last commit of the phase. From now on, reports are ignored."""
+        """Abort live episodes, and start the last commit of the phase. From now on, reports are ignored."""
+        self._abandon(now)
         self._ended(reason)
         following = None if reason else self._outcome.next_job()
         if following is None:
@@ -415,6 +414,8 @@ class EpisodeSession(Phase):
         outcome, settings = self._outcome, self._outcome.settings
         table, faults = outcome.store.table, settings.fault_tolerance
         outcome.begin(self.pool)
+        if self._complete:  # By a rule, before this session.
+            return
         self._pool_size = max(1, self.pool.expected())
         if faults.fail_fast and not table.completed.any():
             self._fail_fast = FailFast(self._pool_size * settings.runners.lanes)
@@ -502,7 +503,7 @@ class EpisodeSession(Phase):
 
     @property
     def _complete(self) -> bool:
-        return self._schedule.complete
+        return self._schedule.complete or self._outcome.store.ended_by is not None
 
     def _ended(self, reason: str) -> None:
         for position in self._excluded:  # Its replacement has failed too, but not often enough to be excluded.

@@ -36,7 +36,7 @@ from rl_eval.log.manifest import (
 from rl_eval.log.ownership import Claim, read_claims
 from rl_eval.log.segments import Segment, SegmentName, decode, sum_totals
 from rl_eval.log.storage import Storage, log_error, open_storage
-from rl_eval.records.episode import ROW, Fault, Outcome, outcomes_of
+from rl_eval.records.episode import ROW, Fault, Outcome, RuleEnd, outcomes_of
 
 _SEGMENTS: Final = "segments"
 _DAMAGED: Final = "damaged"
@@ -66,6 +66,8 @@ class LogContents:
     """Notes of the result in order of writing, without duplicates."""
     determinism: dict[str, Any]
     """Finding of the last determinism check; empty if no check has ended."""
+    ended_by: RuleEnd | None
+    """End of the evaluation by a rule; None if the last session ended without."""
     mismatches: tuple[int, ...]
     """Indices that were written twice with different outcomes: the evaluation is not deterministic."""
     amendments: tuple[Amendment, ...]
@@ -240,6 +242,7 @@ def fold(
         notes=tuple(dict.fromkeys([*map(str, amendments), *map(str, retries), *written])),
         amendments=tuple(amendments),
         determinism=next((header.determinism for header in reversed(headers) if header.determinism), {}),
+        ended_by=next((header.ended_by for header in reversed(headers) if header.ended_by or header.determinism), None),
         mismatches=mismatches,
         damaged=tuple(found.set_aside),
         num_runners=max(runners, default=None),

@@ -20,7 +20,7 @@ import xxhash
 
 from rl_eval.errors import LogError
 from rl_eval.log.manifest import FORMAT
-from rl_eval.records.episode import ROW, Batch, Fault
+from rl_eval.records.episode import ROW, Batch, Fault, RuleEnd
 from rl_eval.records.parquet import (
     TEXTS,
     ParquetColumns,
@@ -79,6 +79,8 @@ class Header:
     """Finding of the determinism check; empty if the check has not ended."""
     num_runners: int | None = None
     """Largest number of runner processes at one time so far; None if unknown."""
+    ended_by: RuleEnd | None = None
+    """End of the evaluation by a rule."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,8 @@ def encode(batches: Sequence[Batch], info_keys: Sequence[str], session: str) -> 
     notes = list(dict.fromkeys(note for batch in batches for note in batch.notes))
     last = batches[-1]
     totals = sum_totals(batch.totals for batch in batches)
-    header = Header(session, numerics, totals, notes, last.determinism, last.num_runners)
+    ended_by = next((batch.ended_by for batch in reversed(batches) if batch.ended_by), None)
+    header = Header(session, numerics, totals, notes, last.determinism, last.num_runners, ended_by)
     files: list[tuple[Kind, bytes]] = [("episodes", _encode(episode_columns(rows, infos, info_keys), header))]
     if faults:
         files.insert(0, ("faults", _encode(fault_columns(faults), Header(session))))

@@ -323,6 +323,20 @@ class RunReport:
 
 
 @dataclass(frozen=True)
+class RuleEnd:
+    """End of an evaluation by a rule."""
+
+    after: int
+    """Number of episodes that count: the first of the plan."""
+    rule: str
+    """Name of the rule in ``evaluation.rules``."""
+    reason: str
+
+    def __str__(self) -> str:
+        return f"a rule ended the evaluation after {self.after:,} episodes: {self.reason} ({self.rule})"
+
+
+@dataclass(frozen=True)
 class Batch:
     """Rows, faults and totals that are committed to the log together. The arrays must no longer change."""
 
@@ -341,6 +355,8 @@ class Batch:
     """Finding of the determinism check, in the last batch of an evaluation."""
     num_runners: int = 0
     """Largest number of runner processes at one time so far; 0 if the runners are in the caller's process."""
+    ended_by: RuleEnd | None = None
+    """End of the evaluation by a rule."""
 
 
 _FIRST_SEEN: Final = "; first seen in "
@@ -422,6 +438,14 @@ class EpisodeTable:
         copied.rows, copied.infos = self.rows.copy(), self.infos.copy()
         copied.faults = {index: list(faults) for index, faults in self.faults.items()}
         copied._charged = dict(self._charged)
+        return copied
+
+    def head(self, count: int) -> EpisodeTable:
+        """Return a copy with the records and faults of the first ``count`` episodes only."""
+        copied = EpisodeTable(len(self), self.info_keys)
+        copied.fill(self.rows[:count], self.infos[:count])
+        for fault in (fault for index, faults in self.faults.items() if index < count for fault in faults):
+            copied.add_fault(fault)
         return copied
 
     def add_fault(self, fault: Fault) -> None:

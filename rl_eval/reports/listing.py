@@ -147,7 +147,7 @@ def _listed(path: Path, name: str) -> ListedRun:
         run = _run(name, result.to_dict())
         if not is_log_folder(path):
             return run
-        return replace(run, state=state_of(LocalStorage(path), whole=bool(result.table.filled.all())))
+        return replace(run, state=state_of(LocalStorage(path), whole=not result.stopped_early))
     except EvalError as error:
         problem = str(error)
     except Exception as error:  # Any error is possible in files of others.
@@ -163,7 +163,8 @@ def _summary(path: Path) -> dict[str, Any]:
     if data.get("status") != "complete":
         return {}
     check_format(data)
-    _check_records(path / EPISODES_FILE, int(data["plan"]["num_episodes"]))
+    ended = data.get("ended_by")
+    _check_records(path / EPISODES_FILE, int(ended["after"] if ended else data["plan"]["num_episodes"]))
     return data
 
 
@@ -192,7 +193,7 @@ def _run(name: str, data: Mapping[str, Any]) -> ListedRun:
 
 
 def _check_records(path: Path, planned: int) -> None:
-    """Check that there is a record of every planned episode."""
+    """Check that there is a record of every episode that was planned, or that counts."""
     import pyarrow as pa
 
     try:

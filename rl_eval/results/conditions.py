@@ -84,7 +84,7 @@ class _Part(Numbers):
     def __init__(self, whole: Numbers, mask: npt.NDArray[np.bool_]) -> None:
         super().__init__(
             *(whole.table, whole.timing, whole.provenance, whole.confidence, whole.return_bounds),
-            *(whole.audit_mismatches, whole.determinism),
+            *(whole.audit_mismatches, whole.determinism, whole.ended_by),
         )
         self._mask, self._whole = mask, whole
 

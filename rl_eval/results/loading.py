@@ -71,8 +71,10 @@ def _result(contents: LogContents, folder: str) -> EvalResult:
     table = EpisodeTable(len(plan), manifest.info_keys)
     table.fill(contents.set_aside)
     table.fill(contents.rows, contents.infos, contents.faults)
+    if (ended_by := contents.ended_by) is not None:
+        table = table.head(ended_by.after)
     unfinished = f"the run in {folder} is not finished: continue it with rl-eval run ... --output {folder}"
-    status, reason = decide_status(table, config["fault_tolerance"]["max_failed_episodes"], unfinished)
+    status, reason = decide_status(table, config["fault_tolerance"]["max_failed_episodes"], unfinished, ended_by)
     bounds = config["evaluation"]["return_bounds"]
     saved = _compare_with_saved(folder, plan, table, contents.retried)
     if saved.get("status") == "failed" and saved.get("fingerprint") == table.fingerprint():
@@ -89,6 +91,7 @@ def _result(contents: LogContents, folder: str) -> EvalResult:
         return_bounds=None if bounds is None else typed(tuple[float, float], bounds),
         audit_mismatches=contents.mismatches,
         condition_target=config["evaluation"].get("condition_target", "rows"),  # Older logs have none.
+        ended_by=ended_by,
         determinism=typed(Determinism, found) if found else Determinism(remark="the evaluation has not ended"),
     )
 

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from rl_eval.records.agents import agent_columns, agent_rows, agents_in
 from rl_eval.records.determinism import Determinism
-from rl_eval.records.episode import EpisodeTable, Outcome
+from rl_eval.records.episode import EpisodeTable, Outcome, RuleEnd
 from rl_eval.results.observations import Groups, observed, rows_of, values_of
 from rl_eval.results.stats.aggregate import Aggregates, aggregate, exact_mean
 from rl_eval.results.stats.interval import (
@@ -43,6 +43,8 @@ _ROUNDING: Final = 1e-9
 _OF_PREFIX: Final = "too few long episodes, because the run was stopped early"
 """Note for an interval of a run that was stopped early. The prefix ends before the first unfinished episode, which is
 rather a long one."""
+
+_OF_RULE: Final = "a rule chose the number of episodes, which the interval does not take into account"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,7 @@ class Numbers:
         return_bounds: Lowest and highest possible return, if known.
         audit_mismatches: Indices of episodes that ran twice with different outcomes.
         determinism: Outcome of the determinism check.
+        ended_by: End of the evaluation by a rule; None if it ran its whole plan, or was stopped early.
     """
 
     table: EpisodeTable
@@ -97,6 +100,7 @@ class Numbers:
     return_bounds: Bounds | None
     audit_mismatches: tuple[int, ...]
     determinism: Determinism
+    ended_by: RuleEnd | None
 
     # Episodes of the numbers
 
@@ -112,8 +116,8 @@ class Numbers:
 
     @property
     def stopped_early(self) -> bool:
-        """Whether some episodes of the plan have no record."""
-        return not bool(self.table.filled.all())
+        """Whether some episodes have no record: of the plan, or of its part before the end by a rule."""
+        return self.table.prefix() < (len(self.table) if self.ended_by is None else self.ended_by.after)
 
     @cached_property
     def scope(self) -> npt.NDArray[np.bool_]:
@@ -200,8 +204,9 @@ class Numbers:
         return self._noted(found)
 
     def _noted(self, interval: Interval) -> Interval:
-        """Return an interval with a note if the run was stopped early."""
-        return interval.noted(_OF_PREFIX) if self.stopped_early else interval
+        """Return an interval with a note if the run was stopped early, or if a rule ended it."""
+        noted = interval.noted(_OF_PREFIX) if self.stopped_early else interval
+        return noted if self.ended_by is None else noted.noted(_OF_RULE)
 
     def returns_by(self, column: Literal["policy", "agent"]) -> dict[str, tuple[float, Interval]]:
         """Return the mean return and its interval, by policy or by agent.
@@ -338,6 +343,8 @@ def scope_notes(numbers: Numbers) -> Iterator[str]:
         )
         if finished > scope:
             yield f"finished episodes, not counted because an earlier episode has no record: {finished - scope}"
+    if numbers.ended_by is not None:
+        yield str(numbers.ended_by)
     if scope and not counted:
         yield "no episode completed: there are no numbers"
 

@@ -24,7 +24,7 @@ from rl_eval.atomic_write import sweep, write_text
 from rl_eval.errors import LogError, UsageError, check_known
 from rl_eval.errors.redaction import redact
 from rl_eval.records.determinism import Determinism
-from rl_eval.records.episode import EpisodeRecord, EpisodeTable, Fault, Outcome
+from rl_eval.records.episode import EpisodeRecord, EpisodeTable, Fault, Outcome, RuleEnd
 from rl_eval.records.guarantee import Guarantee, guarantee_of
 from rl_eval.records.plain import damage, plain, typed
 from rl_eval.results.files import (
@@ -57,27 +57,31 @@ Status = Literal["complete", "partial", "failed"]
 _UNCHECKED: Final = Determinism(remark="no episode was run again")
 
 
-def decide_status(table: EpisodeTable, limit: float | None, reason: str) -> tuple[Status, str]:
+def decide_status(
+    table: EpisodeTable, limit: float | None, reason: str, ended_by: RuleEnd | None
+) -> tuple[Status, str]:
     """Return the status, and the reason if it is not ``complete``.
 
     Args:
         table: The records of the evaluation.
         limit: Value of ``fault_tolerance.max_failed_episodes``.
         reason: Reason why some episodes did not finish; empty if all finished.
+        ended_by: End of the evaluation by a rule, behind which no episode counts.
     """
-    failed = int((table.rows["outcome"] == Outcome.FAILED).sum())
-    missing = int((~table.filled).sum())
+    outcome = table.rows["outcome"][: ended_by and ended_by.after]
+    size, failed = len(outcome), int((outcome == Outcome.FAILED).sum())
+    missing = int((outcome == Outcome.MISSING).sum())
     if missing:
         lack = "do not count" if table.set_aside.any() else "did not finish"
-        reason = f"{missing} of {len(table)} episodes {lack}: {reason}"
+        reason = f"{missing} of {size} episodes {lack}: {reason}"
         return ("partial" if table.completed.any() or table.set_aside.any() else "failed"), reason
     if not failed:
         return "complete", ""
-    first = int(np.argmax(table.rows["outcome"] == Outcome.FAILED))
+    first = int(np.argmax(outcome == Outcome.FAILED))
     told = table.faults.get(first)
-    reason = f"{failed} of {len(table)} episodes failed; first: {told[-1] if told else f'episode {first}'}"
-    allowed = len(table) if limit is None else limit * len(table) if limit < 1 else limit
-    return ("failed" if failed > allowed or failed == len(table) else "partial"), reason
+    reason = f"{failed} of {size} episodes failed; first: {told[-1] if told else f'episode {first}'}"
+    allowed = size if limit is None else limit * size if limit < 1 else limit
+    return ("failed" if failed > allowed or failed == size else "partial"), reason
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,7 @@ class _Described:
     return_bounds: tuple[float, float] | None
     determinism: Determinism
     condition_target: Target = "rows"
+    ended_by: RuleEnd | None = None
 
 
 class EpisodeSequence(Sequence[EpisodeRecord]):
@@ -138,6 +143,7 @@ class EvalResult(Numbers, Printed):
         determinism: Outcome of the determinism check.
         condition_target: Target of intervals over conditions: ``rows`` or ``population``.
         artifacts: Artifacts that observers returned for episodes of this session, by index and observer; not saved.
+        ended_by: End of the evaluation by a rule. The episodes behind it do not count: they are not in the result.
 
     Raises:
         UsageError: The arguments contradict each other.
@@ -158,11 +164,16 @@ class EvalResult(Numbers, Printed):
         determinism: Determinism = _UNCHECKED,
         condition_target: Target = "rows",
         artifacts: Mapping[int, Mapping[str, Any]] | None = None,
+        ended_by: RuleEnd | None = None,
     ) -> None:
         check_known("status", status, get_args(Status), UsageError)
         check_known("condition_target", condition_target, get_args(Target), UsageError)
+        if ended_by is not None:
+            table = table.head(ended_by.after)
+            audit_mismatches = tuple(index for index in audit_mismatches if index < ended_by.after)
+            artifacts = {index: one for index, one in (artifacts or {}).items() if index < ended_by.after}
         super().__init__(
-            table, timing, plain(provenance), confidence, return_bounds, tuple(audit_mismatches), determinism
+            table, timing, plain(provenance), confidence, return_bounds, tuple(audit_mismatches), determinism, ended_by
         )
         self.plan = plan
         self.condition_target: Target = condition_target
@@ -310,6 +321,7 @@ class EvalResult(Numbers, Printed):
             "mean_return_bounds": self.mean_return_bounds,
             "audit_mismatches": self.audit_mismatches,
             "determinism": self.determinism.to_dict() | {"summary": str(self.determinism)},
+            "ended_by": self.ended_by and asdict(self.ended_by),
             "timing": asdict(self.timing),
             "provenance": self.provenance | {key: redact(self.provenance.get(key)) for key in ("config", "identity")},
             "fault_counts": self.fault_counts,

@@ -98,7 +98,8 @@ def _fault_event(fault: Fault) -> Event:
 
 def _end(result: EvalResult, index: int) -> Event:
     if not result.table.filled[index]:
-        return Event("unfinished", result.reason or "no record yet")
+        ended = f"does not count: {result.ended_by}" if result.ended_by else ""
+        return Event("unfinished", result.reason or ended or "no record yet")
     record = result.table.record(index)
     runner = record.runner if record.runner >= 0 else None
     if record.outcome == "failed":

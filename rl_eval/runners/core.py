@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import gymnasium as gym
 from typing_extensions import Self
 
+from rl_eval.config.references import named_factories
 from rl_eval.config.settings import DEFAULT_LANES, EvalSettings
 from rl_eval.errors import ConfigError, EnvError, EpisodeTimeout, EvalError, UsageError, WeightsError, summary_of
 from rl_eval.errors.redaction import learn
@@ -40,7 +41,7 @@ from rl_eval.records.guarantee import NUMERICS
 from rl_eval.runners.environment import ValueReader, import_env
 from rl_eval.runners.lane import PendingReport
 from rl_eval.runners.metrics import metric_functions, scalar_columns
-from rl_eval.runners.observers import Factory, ObservedSlot, observer_factories
+from rl_eval.runners.observers import Factory, ObservedSlot
 from rl_eval.supervision.caller import current_folder, end_fork, survivable, working_in
 from rl_eval.supervision.flight_recorder import CONSTRUCT, flight_recorder
 from rl_eval.weights import WeightsSnapshot, apply_weights, module_of, weights_of
@@ -91,7 +92,7 @@ class RunnerCore(abc.ABC):
         self._lifetime = {"episodes": 0, "faults": 0, "env_steps": 0, "close_errors": 0}
         self._next_expiry = 0.0
         self._weights_version = 0
-        self._observers = observer_factories(settings.evaluation.observers)
+        self._observers = named_factories("evaluation.observers", settings.evaluation.observers)
         home = current_folder()
         try:
             self._observation_space, self._action_space = self._first_spaces()
@@ -199,7 +200,7 @@ class RunnerCore(abc.ABC):
             EvalError: An episode is live.
         """
         self._refuse_while_live("observers")
-        self._observers = {**observer_factories(self.settings.evaluation.observers), **factories}
+        self._observers = {**named_factories("evaluation.observers", self.settings.evaluation.observers), **factories}
         self._inference.keeps_outputs = bool(self._observers)
 
     @property

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final, runtime_checkable
 
 import numpy as np
 
-from rl_eval.config.references import import_attribute
-from rl_eval.errors import ConfigError, summary_of
+from rl_eval.errors import summary_of
 from rl_eval.records.episode import EpisodeRecord, EpisodeSpec, first_seen
 from rl_eval.supervision.caller import survivable
 
@@ -61,30 +60,6 @@ class EpisodeObserver(Protocol):
 
 Part = TypeVar("Part")
 Factory = Callable[[Any], EpisodeObserver]
-
-
-def observer_factories(configured: Sequence[Any]) -> dict[str, Factory]:
-    """Return the factories of ``evaluation.observers``, by artifact name.
-
-    Raises:
-        ConfigError: A factory cannot be imported or called, or two have the same name.
-    """
-    found: dict[str, Factory] = {}
-    for given in configured:
-        factory = import_attribute("evaluation.observers", given) if isinstance(given, str) else given
-        if not callable(factory):
-            problem = f"evaluation.observers has {given!r}, which is not callable"
-            raise ConfigError(problem, key="evaluation.observers", value=given, fix="Pass factories of observers.")
-        name = given if isinstance(given, str) else getattr(given, "__qualname__", type(given).__qualname__)
-        if name in found:
-            problem = (
-                f"evaluation.observers has {name!r} twice: outputs are named after factories, so the names must differ"
-            )
-            raise ConfigError(
-                problem, key="evaluation.observers", value=name, fix="Remove or rename one of the factories."
-            )
-        found[name] = factory
-    return found
 
 
 @final

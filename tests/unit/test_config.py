@@ -68,6 +68,7 @@ EVERYTHING: dict[str, dict[str, Any]] = {
         "metrics": {"energy": "my_pkg:energy"},
         "return_bounds": [-1.5, 2.0],
         "observers": ["my_pkg:watch"],
+        "rules": ["my_pkg:Misses"],
         "determinism_check": 0.02,
     },
     "fault_tolerance": {

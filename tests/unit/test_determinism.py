@@ -113,11 +113,12 @@ def test_a_share_is_of_the_plan_and_at_least_one(share: float, count: int) -> No
 
 def choice_of(records: EpisodeTable, build: float = 0.0, run: float = 10.0, runners: int = 1, **sections) -> Choice:
     made = EvalConfig().environment("CartPole-v1", **sections).policy(MLP).runners(num_envs_per_runner=32)
-    store = SimpleNamespace(table=EpisodeTable(len(records.rows)), numerics={})
+    table = EpisodeTable(len(records.rows))
+    store = SimpleNamespace(table=table, counted=table, ended_by=None, numerics={})
     sample = DeterminismSample(SimpleNamespace(settings=made.build(), store=store, suspect=""))
     sample.begin(None)
     sample.counted(replace(report(records.rows[:0]), extra={DETERMINISM: TracedRuns(construct_seconds=build)}), set())
-    store.table = records
+    store.table = store.counted = records
     return sample.choose(run, runners)
 
 

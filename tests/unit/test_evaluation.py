@@ -241,7 +241,7 @@ def test_a_snapshot_can_be_had_until_the_result_is_there() -> None:
 
 def test_a_snapshot_keeps_what_repeated_rows_tell() -> None:
     """A row that came before the one that counts is compared with it later, however often it is looked at."""
-    store, late = RecordStore(len(PLAN), (), None), row(1, 0)
+    store, late = RecordStore(len(PLAN), (), None, {}), row(1, 0)
     late["episode_return"] = 5.0
     store.audit(late, np.zeros((len(late), 0)))
     assert store.mismatches() == ()
@@ -369,7 +369,7 @@ def test_a_runner_may_be_lost_while_a_check_without_episodes_waits_for_the_disk(
     """There is nothing that it could have held."""
     world, slow = World(determinism_check=0), True
     checking = lambda: any(isinstance(job, DeterminismCheck) for job in world.loop._active.values())  # noqa: E731
-    monkeypatch.setattr(world.outcome.store, "is_settled", lambda: not (slow and checking()))
+    monkeypatch.setattr(world.outcome.store, "settle", lambda: not (slow and checking()))
     while not checking():
         for index in (0, 1):
             world.finish(index)

@@ -385,7 +385,7 @@ def test_what_the_space_does_not_contain_is_one_note(
 
 def test_notes_that_differ_in_their_place_alone_are_one() -> None:
     """Every runner reports the first place that it saw; the result tells one."""
-    records = RecordStore(1, (), None)
+    records = RecordStore(1, (), None, {})
     for index in (3, 5):
         records.note(first_seen("it is odd", index, 1, str(index)))
         records.note("something else")

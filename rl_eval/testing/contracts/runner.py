@@ -13,11 +13,11 @@ from typing import Any, Final, NamedTuple
 import gymnasium as gym
 import numpy as np
 
+from rl_eval.config.references import named_factories
 from rl_eval.errors import EvalError
 from rl_eval.records.episode import EpisodeRecord, EpisodeSpec
 from rl_eval.records.plain import canonical_digest
 from rl_eval.runners import runner_class
-from rl_eval.runners.observers import observer_factories
 from rl_eval.testing.contracts.suite import (
     MAX_ATTEMPTS,
     PATIENCE,
@@ -106,7 +106,7 @@ class ObserverContract(RunnerSuite):
         """
         for where in ("factory", *_METHODS):
             broken = _raising(where)
-            (name,) = observer_factories([broken])
+            (name,) = named_factories("evaluation.observers", [broken])
             for lanes, runner in self.runners(observers=(broken, _Diary)):
                 played, what = play(runner, leases_of(_FEW)), f"{lanes} slots, an observer raises in {where}"
                 expect(played.faults, (), f"faults, {what}")
