@@ -76,7 +76,7 @@ def test_a_damaged_log_is_4_and_no_number(plain, command):
     assert outcome.exit_code == ExitCode.CLUSTER
     assert outcome.stdout == ""
     assert segment.name in outcome.stderr
-    assert "--output runs" in outcome.stderr
+    assert "output='runs' (--output)" in outcome.stderr
 
 
 def test_show_of_an_episode_tells_what_happened_to_it_in_order(flaky):
