@@ -22,7 +22,7 @@ from rl_eval.errors import ClusterError, EvalError, NumericsMismatch, RunnerLost
 from rl_eval.execution.jobs import Job, WeightsSync
 from rl_eval.execution.runner_pool import Member, RunnerPool
 from rl_eval.records.episode import RunReport
-from rl_eval.scheduling.runner_failures import Verdict, judge
+from rl_eval.scheduling.runner_failures import Consequence, judge
 from rl_eval.supervision.caller import one_thread, signals_noted
 from rl_eval.supervision.flight_recorder import CrashReport
 
@@ -293,14 +293,14 @@ class ControlLoop:
         self, error: BaseException, member: Member, asked: Job | None, now: float, *, everywhere: bool = False
     ) -> None:
         match judge(error, everywhere=everywhere):
-            case Verdict.END if asked is not None:
+            case Consequence.END if asked is not None:
                 asked.fail(error)
-            case Verdict.END:
+            case Consequence.END:
                 self._die(error)
-            case Verdict.EXCLUDE:
+            case Consequence.EXCLUDE:
                 self._pool.exclude(member, error)
                 self.forget([member])
-            case Verdict.REPLACE:
+            case Consequence.REPLACE:
                 self._lose(member, error, now)
 
     def _lose(

@@ -1,4 +1,4 @@
-"""Verdicts on failures of runners: the consequences for episodes, for the runner and for its group.
+"""Failures of runners: the consequences for episodes, for the runner and for its group.
 
 The functions are pure. To *charge* an episode is to count the attempt as used up. The schedule decides about retries of
 episodes. It also charges an episode that may have ended a runner, if the episode was isolated and no other episode was
@@ -38,10 +38,10 @@ _FIRST_CALL_GRACE_S: Final = 30.0
 """Additional seconds for the first call, which also probes the policy and builds environments."""
 
 
-# ------------------------------------------------------------------------------ verdicts
+# ------------------------------------------------------------------------------ consequences
 
 
-class Verdict(Enum):
+class Consequence(Enum):
     """Consequence of an error for the runner, and for its group."""
 
     REPLACE = "replace"
@@ -53,19 +53,19 @@ class Verdict(Enum):
     of the group."""
 
 
-def judge(error: BaseException, *, everywhere: bool) -> Verdict:
-    """Return the verdict on a runner that could not be built, or on which a call raised.
+def judge(error: BaseException, *, everywhere: bool) -> Consequence:
+    """Return the consequence for a runner that could not be built, or on which a call raised.
 
     Args:
         error: The error.
         everywhere: Whether no runner of the group could start so far, or the call raised on every remaining runner.
     """
     if isinstance(error, NumericsMismatch):
-        return Verdict.EXCLUDE
+        return Consequence.EXCLUDE
     if isinstance(error, PolicyUnavailable):
         # A server that does not answer is missing for all runners at the same time, and may come back.
-        return Verdict.REPLACE
-    return Verdict.END if everywhere or isinstance(error, UsageError) else Verdict.REPLACE
+        return Consequence.REPLACE
+    return Consequence.END if everywhere or isinstance(error, UsageError) else Consequence.REPLACE
 
 
 # ------------------------------------------------------------------------------ limits

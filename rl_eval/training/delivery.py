@@ -44,7 +44,7 @@ _BACKLOG: Final = 1000
 
 
 @dataclass(eq=False)
-class Request:
+class Submission:
     """A request, from its acceptance until its result is delivered."""
 
     step: int
@@ -64,7 +64,7 @@ class Request:
     """Futures of the videos; None until all videos are recorded or have failed."""
 
     @classmethod
-    def of(cls, handle: EvalHandle) -> Request:
+    def of(cls, handle: EvalHandle) -> Submission:
         """Return a request with the handle of an evaluation that an earlier process submitted."""
         request = cls(handle.step or 0, replaceable=True)
         request.submitted(handle)
@@ -111,7 +111,7 @@ class Delivery:
         self._videos: VideoSettings | None = None
         self._changed = threading.Condition()
         """Protects ``open`` and ``_reached``; notified when a result is delivered."""
-        self.open: list[Request] = []
+        self.open: list[Submission] = []
         self._reached: int | None = None
         """Step to report to the loggers next; None if there is none."""
         self._deliveries: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -138,7 +138,7 @@ class Delivery:
             self._thread = threading.Thread(target=self._deliver_all, name="rl_eval evaluator", daemon=True)
             self._thread.start()
 
-    def expect(self, *requests: Request) -> None:
+    def expect(self, *requests: Submission) -> None:
         """Add accepted requests, in order; each result is delivered when it is ready."""
         for request in requests:
             request.handle.delivered = False
@@ -166,7 +166,7 @@ class Delivery:
             if not posted:
                 self._post(self._reach)
 
-    def follow_up(self, request: Request) -> FollowUp | None:
+    def follow_up(self, request: Submission) -> FollowUp | None:
         """Return the job that calls ``after`` and records the videos of a request; None if there is nothing to do."""
         if self._videos is None and self._after is None:
             return None
@@ -188,7 +188,7 @@ class Delivery:
 
     # ------------------------------------------------------------------ asking
 
-    def unfinished(self) -> list[Request]:
+    def unfinished(self) -> list[Submission]:
         """Return the requests that are running or waiting."""
         with self._changed:
             return [request for request in self.open if not request.handle.done()]
@@ -214,7 +214,7 @@ class Delivery:
         with self._changed:
             return self._changed.wait_for(lambda: not self.open, timeout_s)
 
-    def await_delivery(self, request: Request) -> None:
+    def await_delivery(self, request: Submission) -> None:
         """Wait until a request is no longer open. Return immediately in a callback, which would wait for itself."""
         if threading.current_thread() is not self._delivering:
             with self._changed:
@@ -284,7 +284,7 @@ class Delivery:
 
     # ------------------------------------------------------------------ delivering
 
-    def _done(self, request: Request, handle: EvalHandle) -> None:
+    def _done(self, request: Submission, handle: EvalHandle) -> None:
         if self._after is None or handle.exception() is not None:
             self._post(partial(self._conclude, request))
 
@@ -315,7 +315,7 @@ class Delivery:
                 return
             self._attempt(delivery)
 
-    def _conclude(self, request: Request) -> None:
+    def _conclude(self, request: Submission) -> None:
         """Deliver the result of a request that is done."""
         former, self._delivering = self._delivering, threading.current_thread()
         try:
@@ -328,7 +328,7 @@ class Delivery:
             request.concluded = request.handle.delivered = True
             self._close(request)
 
-    def _deliver(self, request: Request) -> None:
+    def _deliver(self, request: Submission) -> None:
         request.point = point = self._point(request)
         try:
             if point is not None:
@@ -337,7 +337,7 @@ class Delivery:
         finally:
             self._acknowledge(request.handle)
 
-    def _close(self, request: Request) -> None:
+    def _close(self, request: Submission) -> None:
         """Deliver the videos of a request and close the request, if its result was delivered and its videos are ready.
 
         Otherwise do nothing. This method is called again at the delivery of the result, and when the videos are ready.
@@ -351,7 +351,7 @@ class Delivery:
                 self.open.remove(request)
             self._changed.notify_all()
 
-    def _point(self, request: Request) -> EvalPoint | None:
+    def _point(self, request: Submission) -> EvalPoint | None:
         """Return the point to deliver; None if the request failed, or was cancelled or replaced before it started."""
         handle = request.handle
         if (error := handle.exception()) is not None:
@@ -397,7 +397,7 @@ class Delivery:
 
     # ------------------------------------------------------------------ loggers and videos
 
-    def _followed_up(self, request: Request, futures: list[Future[Any]], others: int) -> None:
+    def _followed_up(self, request: Submission, futures: list[Future[Any]], others: int) -> None:
         """Deliver the result if it waited for ``after``, and deliver the videos.
 
         Args:

@@ -23,7 +23,7 @@ from rl_eval.errors.other_names import KnowsNames
 from rl_eval.execution.group import EvalRunnerGroup
 from rl_eval.execution.handle import EvalHandle
 from rl_eval.policies.subject import subject_of
-from rl_eval.training.delivery import Delivery, Listener, Request
+from rl_eval.training.delivery import Delivery, Listener, Submission
 from rl_eval.training.loggers import Logger
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ class Evaluator(KnowsNames):
         self._next_step, self._version = welcome.next_step, welcome.weights_version
         self._delivery.begin(service.acknowledge, None, threaded=True)
         self.resumed = tuple(service.resumed)
-        self._delivery.expect(*(Request.of(handle) for handle in self.resumed))
+        self._delivery.expect(*(Submission.of(handle) for handle in self.resumed))
         atexit.register(self._end_with_process)
 
     # ------------------------------------------------------------------ asking
@@ -365,14 +365,14 @@ class Evaluator(KnowsNames):
 
     # ------------------------------------------------------------------ accepting
 
-    def _submit(self, weights: Any, step: int | None, version: int | None, *, patient: bool = False) -> Request:
+    def _submit(self, weights: Any, step: int | None, version: int | None, *, patient: bool = False) -> Submission:
         with self._submitting:
             if self._stopped:
                 raise UsageError("the evaluator is shut down", key="shutdown", fix="Create a new evaluator.")
             if weights is None and version is not None:
                 problem, fix = f"version is {version}, but weights is None", "Pass the new weights, or remove version."
                 raise UsageError(problem, key="version", value=version, fix=fix)
-            request = Request(self._next_step if step is None else operator.index(step), not patient)
+            request = Submission(self._next_step if step is None else operator.index(step), not patient)
             self._delivery.announce(request.step)
             replaced = self._admit(request)
             if weights is not None and version is None:
@@ -398,7 +398,7 @@ class Evaluator(KnowsNames):
             replaced.handle.cancel(f"replaced by the request of step {request.step}", unless_started=True)
         return request
 
-    def _admit(self, asking: Request) -> Request | None:
+    def _admit(self, asking: Submission) -> Submission | None:
         """Accept or reject a request; return the waiting request that it replaces, or None."""
         unfinished = self._delivery.unfinished()
         if asking.replaceable and (reason := self._delivery.congestion()):

@@ -19,7 +19,7 @@ from evaluator_world import LIMIT_S, config
 
 from rl_eval import EvalHandle, EvalPoint, EvalResult, Evaluator, evaluate
 from rl_eval.errors import ClusterError, ConfigError, EvaluatorBusy, UsageError, WeightsError
-from rl_eval.training.delivery import Delivery, Request
+from rl_eval.training.delivery import Delivery, Submission
 from rl_eval.training.loggers import Logger
 from tests.refused import refused
 
@@ -369,7 +369,7 @@ def test_a_callback_that_ends_the_delivery_gets_the_results_that_are_there(cue: 
     delivery = Delivery(stop, None, None, "", ())
     delivery.begin(lambda handle: acknowledged.append(handle.step), None, threaded=True)
     for position, step in enumerate((1, 2)):
-        request = Request(step, True)
+        request = Submission(step, True)
         cue.submit(weights=None, version=None, follow_up=None, held=None, on_submitted=request.submitted)
         delivery.expect(request)
         cue.end(position)

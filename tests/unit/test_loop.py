@@ -32,7 +32,7 @@ from rl_eval.log import EvaluationLog
 from rl_eval.log.storage import LocalStorage
 from rl_eval.records.episode import PROGRESS, ROW, Fault, Outcome, RunReport
 from rl_eval.scheduling.plan import EpisodePlan
-from rl_eval.scheduling.runner_failures import Verdict, judge
+from rl_eval.scheduling.runner_failures import Consequence, judge
 from rl_eval.weights import snapshot_weights
 from tests.refused import refused, untold
 from tests.unit.pool_world import FakeBackend
@@ -431,14 +431,14 @@ def test_a_preempted_node_is_not_counted_against_its_position() -> None:
 @pytest.mark.parametrize(
     ("error", "everywhere", "verdict"),
     [
-        (ConfigError("x"), False, Verdict.END),
-        (EnvError("x"), False, Verdict.REPLACE),
-        (EnvError("x"), True, Verdict.END),
-        (NumericsMismatch("x"), True, Verdict.EXCLUDE),
-        (PolicyUnavailable("x"), True, Verdict.REPLACE),
+        (ConfigError("x"), False, Consequence.END),
+        (EnvError("x"), False, Consequence.REPLACE),
+        (EnvError("x"), True, Consequence.END),
+        (NumericsMismatch("x"), True, Consequence.EXCLUDE),
+        (PolicyUnavailable("x"), True, Consequence.REPLACE),
     ],
 )
-def test_verdicts(error: Exception, everywhere: bool, verdict: Verdict) -> None:
+def test_verdicts(error: Exception, everywhere: bool, verdict: Consequence) -> None:
     """One error, one verdict."""
     assert judge(error, everywhere=everywhere) is verdict
 

@@ -31,7 +31,7 @@ from rl_eval.training.watching.checkpoints import (
     without_companions,
 )
 from rl_eval.training.watching.curve import curve_png, describe
-from rl_eval.training.watching.journal import Entry, Journal, Score
+from rl_eval.training.watching.journal import CheckpointScore, Entry, Journal
 from tests.refused import refused, untold
 from tests.unit.cli_world import call, environment, printed, start
 from tests.unit.watch_world import (
@@ -160,7 +160,7 @@ def test_the_picture_can_be_decoded(folder, monkeypatch):
 def test_the_title_of_the_picture_may_contain_dollar_signs():
     """Matplotlib would read the text between them as mathematics."""
     pytest.importorskip("matplotlib")
-    entry = Entry(Checkpoint("m", 1, 0.0, ""), "1", selection=Score("complete", mean=1.0, low=0.5, high=1.5))
+    entry = Entry(Checkpoint("m", 1, 0.0, ""), "1", selection=CheckpointScore("complete", mean=1.0, low=0.5, high=1.5))
     assert curve_png([entry], None, "run_$a_$b").startswith(b"\x89PNG")
 
 
@@ -205,7 +205,7 @@ def test_a_better_one_replaces_the_best(folder):
 def test_only_a_complete_evaluation_leads(folder, status, mean):
     """Not the mean of the episodes that happened to complete; among equals the first leads."""
     known = Journal(folder, {})
-    for step, score in ((2, Score("complete", mean=1.0)), (1, Score(status, mean=mean))):
+    for step, score in ((2, CheckpointScore("complete", mean=1.0)), (1, CheckpointScore(status, mean=mean))):
         known.put(Entry(Checkpoint(f"m{step}", step, 0.0, ""), f"{step}", selection=score))
     assert known.candidate.info.step == (1 if (status, mean) == ("complete", 1.0) else 2)
     assert Journal(folder, {}).candidate == known.candidate
@@ -225,7 +225,9 @@ def test_a_failed_determinism_check_is_beside_each_number(folder, leak):
     if leak:
         assert warned[0] == warned[2] == report
         assert sum(map(outcome.stdout.count, {*warned})) == 3
-    repeatable = Score(**{name: found["held_out"][name] for name in Score.__match_args__} | {"determinism": ""})
+    repeatable = CheckpointScore(
+        **{name: found["held_out"][name] for name in CheckpointScore.__match_args__} | {"determinism": ""}
+    )
     told = describe(Entry(Checkpoint("m", 1, 0.0, ""), "1", held_out=repeatable), "m")["held_out"]["meaning"]
     assert (told == found["held_out"]["meaning"]) == (not leak)
 

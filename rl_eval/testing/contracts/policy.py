@@ -20,7 +20,7 @@ from rl_eval.policies.inference.spaces import ActionReader, ObservationBatch, no
 from rl_eval.policies.noise import EpisodeNoise
 from rl_eval.protocols import Policy
 from rl_eval.records.generators import changes, generator_states
-from rl_eval.testing.contracts.suite import Subject, build_subject
+from rl_eval.testing.contracts.suite import BuiltPolicy, built_policy
 
 _POOL: Final = 64
 """Number of sampled observations."""
@@ -137,8 +137,8 @@ class PolicyContract:
         return self.config.build()
 
     @cached_property
-    def _subject(self) -> Subject:
-        return build_subject(self._settings)
+    def _subject(self) -> BuiltPolicy:
+        return built_policy(self._settings)
 
     @cached_property
     def _pool(self) -> Any:

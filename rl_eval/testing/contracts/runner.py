@@ -22,7 +22,7 @@ from rl_eval.testing.contracts.suite import (
     MAX_ATTEMPTS,
     PATIENCE,
     RunnerSuite,
-    build_subject,
+    built_policy,
     expect,
     leases_of,
     play,
@@ -264,7 +264,7 @@ class EvalRunnerContract(ObserverContract):
     def test_an_error_of_the_policy_is_its_own_fault(self) -> None:
         """An exception in ``act`` uses up an attempt. The fault's cause is the policy."""
         for lanes in self.lane_counts:
-            policy: Any = build_subject(self.settings).policy
+            policy: Any = built_policy(self.settings).policy
             with self.make_runner(lanes, policy=policy) as runner:
                 runner.run()  # The probe.
                 act, policy.act = policy.act, _fail

@@ -33,7 +33,7 @@ from rl_eval.weights import (
 )
 
 
-class Subject(NamedTuple):
+class BuiltPolicy(NamedTuple):
     """Policy with the spaces of its environment."""
 
     policy: Policy
@@ -45,7 +45,7 @@ class Subject(NamedTuple):
         return weights_of(self.policy)
 
 
-def build_subject(settings: EvalSettings) -> Subject:
+def built_policy(settings: EvalSettings) -> BuiltPolicy:
     """Build the configured policy in the same way as a runner."""
     env = construct_env(settings.environment, 0, 0, 1)
     spaces = env.observation_space, env.action_space
@@ -54,7 +54,7 @@ def build_subject(settings: EvalSettings) -> Subject:
     if settings.policy.weights is not None:
         snapshot = snapshot_weights(load_weights_file(settings.policy.weights, settings.policy.weights_key), 0)
         apply_weights(snapshot, module_of(policy))
-    return Subject(policy, *spaces)
+    return BuiltPolicy(policy, *spaces)
 
 
 class Reference(NamedTuple):
@@ -160,9 +160,9 @@ class RunnerSuite:
             return plain_loop(settings, env, self.subject.policy, [plan[index] for index in range(len(plan))])
 
     @cached_property
-    def subject(self) -> Subject:
+    def subject(self) -> BuiltPolicy:
         """Policy with which the plain loop acts."""
-        return build_subject(self.settings)
+        return built_policy(self.settings)
 
     @cached_property
     def weights(self) -> WeightsSnapshot | None:

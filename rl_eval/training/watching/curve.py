@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rl_eval.results.csv_text import write_csv
 from rl_eval.results.text import BIASED_BEST
-from rl_eval.training.watching.journal import Entry, Score
+from rl_eval.training.watching.journal import CheckpointScore, Entry
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +24,7 @@ _SELECTION: Final = {
     "num_episodes": "num_episodes", "num_failed_episodes": "num_failed", "fingerprint": "fingerprint",
     "reason": "reason", "determinism": "determinism", "interval": "interval",
 }  # fmt: skip
-"""Columns of the curve with the score on the selection episodes: column to field of :class:`Score`."""
+"""Columns of the curve with the score on the selection episodes: column to field of :class:`CheckpointScore`."""
 _HELD_OUT: Final = {
     "held_out_return_mean": "mean", "held_out_return_ci_low": "low", "held_out_return_ci_high": "high",
     "held_out_num_episodes": "num_episodes", "held_out_determinism": "determinism", "held_out_interval": "interval",
@@ -120,7 +120,7 @@ def curve_png(entries: Sequence[Entry], best: str | None, title: str) -> bytes:
     return picture.getvalue()
 
 
-def _draw(axes: Axes, scores: Sequence[tuple[Any, Score | None]], label: str, **style: Any) -> None:
+def _draw(axes: Axes, scores: Sequence[tuple[Any, CheckpointScore | None]], label: str, **style: Any) -> None:
     """Draw the mean returns of checkpoints with their intervals; skip checkpoints without a mean return."""
     points = [(place, score.mean) for place, score in scores if score is not None and score.mean is not None]
     if points:

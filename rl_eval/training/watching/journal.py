@@ -43,7 +43,7 @@ UNREADABLE: Final = "unreadable"
 
 
 @dataclass(frozen=True)
-class Score:
+class CheckpointScore:
     """Outcome of one evaluation of a checkpoint."""
 
     status: str
@@ -64,7 +64,7 @@ class Score:
     """The interval as text, with its method and note."""
 
     @classmethod
-    def of(cls, result: EvalResult) -> Score:
+    def of(cls, result: EvalResult) -> CheckpointScore:
         """Return the score of a result."""
         mean, low, high = (
             value if math.isfinite(value) else None
@@ -104,9 +104,9 @@ class Entry:
     """128-bit xxh3 of its contents."""
     companions: dict[str, Path] = field(default_factory=dict)
     """The trainer's files that belong to the checkpoint, by argument of the policy's factory."""
-    selection: Score = field(default_factory=lambda: Score(PENDING))
+    selection: CheckpointScore = field(default_factory=lambda: CheckpointScore(PENDING))
     """Score on the selection episodes. The best checkpoint is chosen by this score."""
-    held_out: Score | None = None
+    held_out: CheckpointScore | None = None
     """Score on held-out episodes, which had no part in the choice; None for checkpoints that were never a candidate."""
 
     @property

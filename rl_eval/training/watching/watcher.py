@@ -39,7 +39,7 @@ from rl_eval.training.watching.checkpoints import (
     without_companions,
 )
 from rl_eval.training.watching.curve import curve_csv, curve_png, curve_rows, describe
-from rl_eval.training.watching.journal import PENDING, UNREADABLE, Entry, Journal, Score, claim_output
+from rl_eval.training.watching.journal import PENDING, UNREADABLE, CheckpointScore, Entry, Journal, claim_output
 from rl_eval.weights import load_weights_file
 
 WEIGHTS: Final = "policy.weights"
@@ -168,7 +168,7 @@ class Watcher:
             for name in self._folder.unstable:
                 self._log(f"{name} is new or has just changed; the next `rl-eval watch` evaluates it")
 
-    def _scores(self) -> set[tuple[str, Score]]:
+    def _scores(self) -> set[tuple[str, CheckpointScore]]:
         return {(entry.id, entry.selection) for entry in self.journal.curve}
 
     def close(self) -> None:
@@ -302,7 +302,7 @@ class Watcher:
                 shutil.rmtree(self._copy_of(entry).parent, ignore_errors=True)
                 self.journal.drop(entry)
                 return
-            score = Score(UNREADABLE, str(error), self._selection["first_index"])
+            score = CheckpointScore(UNREADABLE, str(error), self._selection["first_index"])
         self.journal.put(replace(entry, selection=score))
         self._log(f"{entry.info}: {score}" if score.fingerprint else f"{entry.info}: skipped, {score}")
         self._tidy()
@@ -346,7 +346,7 @@ class Watcher:
 
     # ------------------------------------------------------------------ evaluations
 
-    def _evaluate(self, entry: Entry, kind: str, episodes: dict[str, Any]) -> Score:
+    def _evaluate(self, entry: Entry, kind: str, episodes: dict[str, Any]) -> CheckpointScore:
         """Run an evaluation, or its remaining episodes.
 
         Raises:
@@ -381,7 +381,7 @@ class Watcher:
         if result.stopped_early:
             self._check_stop()
             raise ClusterError(f"{entry.info.name}: {result.reason}", key=entry.info.name)
-        return Score.of(result)
+        return CheckpointScore.of(result)
 
     def _load_weights(self, entry: Entry) -> dict[str, Any]:
         """Return arguments of ``submit``: the weights of a checkpoint, and its step as the version."""
