@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import gymnasium as gym
@@ -16,6 +17,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from typing_extensions import override
 
+import rl_eval.scheduling.blocks
 from rl_eval import EvalConfig, EvalResult, compare, evaluate, load, replay
 from rl_eval.cli.simulator_checks import check_simulator
 from rl_eval.errors import ComparisonError, ConfigError, EvalError, UsageError
@@ -27,7 +29,6 @@ from rl_eval.runners.batched import blocks as batched_blocks
 from rl_eval.runners.batched.blocks import BlockEvalRunner
 from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep
 from rl_eval.scheduling import events
-from rl_eval.scheduling.blocks import repeat_decisions, schedule_of
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.supervision import flight_recorder
 from rl_eval.supervision.flight_recorder import FlightRecorder, Moment, read_moment
@@ -264,18 +265,26 @@ def test_blocks_need_slots_that_restart_by_themselves(config: EvalConfig, key: s
 
 
 class Driver:
-    """A random history of a block schedule, with books of its own."""
+    """A random history of a block schedule, with books of its own.
 
-    def __init__(self, seed: int) -> None:
-        self.rng = random.Random(seed)
+    Args:
+        seed: Seed of the history.
+        module: Module of the schedule, which may be a mutant.
+    """
+
+    def __init__(self, seed: int, module: ModuleType = rl_eval.scheduling.blocks) -> None:
+        self.rng, self.module = random.Random(seed), module
         self.count, self.size = self.rng.randint(1, 90), self.rng.randint(1, 16)
         self.plan = EpisodePlan(self.count, seed)
         done = {index for index in range(self.count) if self.rng.random() < 0.3}
         self.blocks = [range(at, min(at + self.size, self.count)) for at in range(0, self.count, self.size)]
         whole = [block for block in self.blocks if done.issuperset(block)]
         self.recorded = {index for block in whole for index in block}
-        arguments = {"expected_runners": 2, "done": sorted(self.recorded), "attempts": {}}
-        self.schedule = schedule_of(self.plan, self.size, **arguments)
+        used = {index: self.rng.randint(1, 3) for index in range(self.count) if self.rng.random() < 0.1}
+        self.used = [max([used.get(index, 0) for index in block]) for block in self.blocks]
+        """Number of attempts that each block has used up."""
+        arguments = {"expected_runners": 2, "done": sorted(done), "attempts": used}
+        self.schedule = module.schedule_of(self.plan, self.size, **arguments)
         self.history: list[Any] = [{"plan": self.plan.to_dict(), "block_size": self.size, **arguments}]
         self.decisions: list[events.Decision] = []
         self.given_up: set[int] = set()
@@ -289,6 +298,10 @@ class Driver:
         indices = [event.finished[position] for position in decision.verdict.record]
         assert self.recorded.isdisjoint(indices)
         self.recorded.update(indices)
+        for index, attempt in decision.verdict.charge:
+            assert index == self.blocks[index // self.size].start
+            assert attempt == self.used[index // self.size] + 1
+            self.used[index // self.size] = attempt
         for command in decision.commands:
             match command:
                 case events.Grant(runner, leases):
@@ -297,8 +310,11 @@ class Driver:
                         assert lease.index == block.start
                         assert lease.how.block == tuple(self.plan[index] for index in block)
                         assert self.recorded.isdisjoint(block)
+                        assert lease.attempt == self.used[lease.index // self.size] + 1
                     self.held.setdefault(runner, []).extend(leases)
-                case events.GiveUp(index, seed, _):
+                    assert len(self.held[runner]) <= 3, "one lane and its queue, whatever the slots"
+                case events.GiveUp(index, seed, attempts):
+                    assert attempts == self.used[index // self.size]
                     assert seed == self.plan.seeds[index]
                     self.given_up.add(index)
 
@@ -318,6 +334,10 @@ class Driver:
                 del self.held[runner]
                 pairs = [(lease.index, lease.attempt) for lease in leases[:1]]
                 self.handle(events.RunnerLost(runner, (), pairs))
+            elif leases and roll < 0.1 and len(self.blocks[leases[0].index // self.size]) > 1:
+                del self.held[runner]  # It reports a part of a block, and dies.
+                self.handle(events.RunnerReported(runner, [*self.blocks[leases[0].index // self.size]][:-1]))
+                self.handle(events.RunnerLost(runner))
             elif leases and roll < 0.2:
                 lease = leases.pop(0)
                 self.handle(events.RunnerReported(runner, (), [(lease.index, lease.attempt)]))
@@ -329,7 +349,7 @@ class Driver:
         assert self.schedule.unfinished == 0
         assert self.recorded | self.given_up == set(range(self.count))
         assert self.recorded.isdisjoint(self.given_up)
-        assert [*repeat_decisions(json.loads(json.dumps(self.history)))] == self.decisions
+        assert [*self.module.repeat_decisions(json.loads(json.dumps(self.history)))] == self.decisions
 
 
 def test_no_history_of_blocks_breaks_a_law() -> None:
