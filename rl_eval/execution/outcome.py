@@ -150,6 +150,9 @@ class EvalOutcome:
         self._earlier = (0, 0)
         """Number of episodes, and number of steps, of earlier sessions of the log."""
         self._aspects = [aspect(self) for aspect in aspects]
+        self._granted = self._overridden(Aspect.granted)
+        self._reported = self._overridden(Aspect.reported)
+        self._counted = self._overridden(Aspect.counted)
         self._undone = list(self._aspects)
         """Aspects whose follow-up job was not requested yet."""
         self.handle = EvalHandle(
@@ -186,8 +189,8 @@ class EvalOutcome:
 
     def granted(self, leases: tuple[Lease, ...]) -> tuple[Lease, ...]:
         """Return the leases that a runner gets; an aspect may change them."""
-        for aspect in self._aspects:
-            leases = aspect.granted(leases)
+        for change in self._granted:
+            leases = change(leases)
         return leases
 
     def joined(self, pool: RunnerPool, now: float) -> None:
@@ -215,16 +218,16 @@ class EvalOutcome:
         if report.weights_version != version:
             problem = f"runner {member.index} used weights version {report.weights_version} instead of {version}"
             raise EvalError(problem, key="weights_version", value=report.weights_version, runner=member.index)
-        for aspect in self._aspects:
-            aspect.reported(member, report)
+        for check in self._reported:
+            check(member, report)
 
     def counted(self, report: RunReport, indices: set[int]) -> None:
         """Store the artifacts of recorded rows."""
         for name, kept in report.artifacts:
             for index in indices & kept.keys():
                 self.artifacts.setdefault(index, {})[name] = kept[index]
-        for aspect in self._aspects:
-            aspect.counted(report, indices)
+        for handle in self._counted:
+            handle(report, indices)
 
     def set_aside(self, indices: Sequence[int], why: str) -> None:
         """Set the records of episodes aside: the log keeps them, but they do not count. Add the reason as a note."""
@@ -293,6 +296,11 @@ class EvalOutcome:
         )
 
     # ------------------------------------------------------------------ inside
+
+    def _overridden(self, hook: Callable[..., Any]) -> list[Callable[..., Any]]:
+        """Return the methods of the aspects that override a hook, which is called in every turn."""
+        name = hook.__name__
+        return [getattr(aspect, name) for aspect in self._aspects if getattr(type(aspect), name) is not hook]
 
     def _request_cancel(self, reason: str, unless_started: bool) -> None:
         if self.take():

@@ -73,7 +73,7 @@ class Rules:
         self._rules, self._table = rules, table
         self._asked = 0
         """Length of the longest prefix that the rules have seen."""
-        self._rows = np.empty(len(table), table.outcomes(slice(0)).dtype)
+        self._rows = np.zeros(len(table), table.outcomes(slice(0)).dtype)
         self._shown = self._rows.view()
         self._shown.flags.writeable = False
 
