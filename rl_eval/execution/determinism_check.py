@@ -111,7 +111,7 @@ class DeterminismSample(Aspect):
 
     def granted(self, leases: tuple[Lease, ...]) -> tuple[Lease, ...]:
         """Mark the leases of the first few candidates, so that runners trace these episodes."""
-        return tuple([lease.with_how(traced=True) if lease.index in self._traced else lease for lease in leases])
+        return tuple([lease.with_how(traced=True) if lease.spec.index in self._traced else lease for lease in leases])
 
     def counted(self, report: RunReport, indices: set[int]) -> None:
         """Store the traces of candidates, and the shortest construction time of an environment."""

@@ -82,7 +82,7 @@ class EventRing:
 def _kept(command: events.Command) -> events.Command | _Granted:
     if not isinstance(command, events.Grant):
         return command
-    return _Granted(command.runner, {lease.index: lease.attempt for lease in command.leases})
+    return _Granted(command.runner, {lease.spec.index: lease.attempt for lease in command.leases})
 
 
 def _ended(event: events.Event, index: int, runner: int, attempt: int) -> Iterator[tuple[Kind, str, int, int]]:

@@ -157,35 +157,36 @@ class EvalRunner(RunnerCore):
             Whether the attempt started. If not, its fault is recorded.
         """
         assert lane.lease is not None
+        spec, attempt, how = lane.lease.spec, lane.lease.attempt, lane.lease.how
         if lane.stale:
             self._close(lane)
-        if lane.lease.how.fresh and self._uses_indices:
+        if how.fresh and self._uses_indices:
             self._close(lane)
-        elif lane.lease.how.fresh:
+        elif how.fresh:
             lane.set_aside()
         lane.begin(self._inference_clock)
-        self._recorder.begin(lane.index, lane.lease.index, lane.lease.seed, lane.lease.attempt)
+        self._recorder.begin(lane.index, spec.index, spec.seed, attempt)
         phase: Phase = "construct"
         try:
             if lane.env is None:
                 self._recorder.enter(CONSTRUCT, lane.index)
                 lane.attach(self._construct(lane.index))
-            if lane.lease.how.traced:
+            if how.traced:
                 lane.start_trace(self._inference.observations.content)
             phase, reset_started = "reset", perf_counter()
             self._recorder.enter(RESET, lane.index)
             if lane.begin_episode is not None:
-                lane.begin_episode(lane.lease.spec.position, lane.lease.seed, lane.lease.attempt)
-            observation = read_reset(lane.reset(**lane.lease.spec.reset_arguments))
+                lane.begin_episode(spec.position, spec.seed, attempt)
+            observation = read_reset(lane.reset(**spec.reset_arguments))
             self._write_observation(lane.index, observation)
         except survivable() as error:
             self._fault(lane, "env", phase, error)
             return False
         lane.reset_seconds = perf_counter() - reset_started
         self._pending.reset_seconds += lane.reset_seconds
-        self._inference.begin(lane.index, lane.lease.seed)
+        self._inference.begin(lane.index, spec.seed)
         if lane.observed is not None:
-            lane.observed.start(lane.lease.spec, lane.lease.attempt, observation)
+            lane.observed.start(spec, attempt, observation)
         return True
 
     def _try_env_step(self, lane: Lane, action: Any) -> bool:

@@ -340,15 +340,15 @@ class RunnerCore(abc.ABC):
             success: Success at any step and at the last report: 1 or 0; -1 without a report.
             seconds: Seconds inside ``reset``, inside ``step`` and in the policy.
         """
-        (total, discounted, length), (terminated, truncated) = sums, ended
+        spec, (total, discounted, length), (terminated, truncated) = lease.spec, sums, ended
         cut = Truncation.ENVIRONMENT if truncated else Truncation.NONE
         if not (terminated or truncated):
             cut = Truncation.MAX_EPISODE_STEPS
         return (
-            *(lease.spec.index, lease.spec.seed, total, discounted if self._discounting else total, length),
-            *(terminated, bool(cut), cut, *success, Outcome.COMPLETED, lease.attempt),
-            *(self.runner_index, self._weights_version, *seconds),
-        )
+            spec.index, spec.seed, total, discounted if self._discounting else total, length,
+            terminated, bool(cut), cut, success[0], success[1], Outcome.COMPLETED, lease.attempt,
+            self.runner_index, self._weights_version, seconds[0], seconds[1], seconds[2],
+        )  # fmt: skip
 
     def _record(self, lease: Lease, row: tuple[Any, ...], info: Sequence[float]) -> EpisodeRecord:
         """Return the record of a completed attempt, for observers."""
