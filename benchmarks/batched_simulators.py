@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from rl_eval import EvalConfig, EvalRunnerGroup
+from rl_eval.runners import layout_of
 
 Policy = Callable[[Any], Any]
 Sweep = Callable[[], tuple[Any, Any]]
@@ -282,7 +283,7 @@ def _turn(sweep: Sweep, contest: Contest) -> Callable[[], int]:
 
 def _evaluations(config: EvalConfig, stack: ExitStack) -> Callable[[], int]:
     group = stack.enter_context(EvalRunnerGroup(config, threaded=False))
-    group.evaluate(num_episodes=group.settings.runners.lanes)
+    group.evaluate(num_episodes=layout_of(group.settings).lanes)
     return lambda: int(group.evaluate().table.rows["length"].sum())
 
 

@@ -1,6 +1,6 @@
 """Evaluate with your own runner, for a simulator that needs a port for each of its environments."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 from rl_eval import EvalConfig, VectorEvalRunner, evaluate
 
@@ -8,8 +8,7 @@ from rl_eval import EvalConfig, VectorEvalRunner, evaluate
 class PortRunner(VectorEvalRunner):
     """Runner of at most two environments, each with its port."""
 
-    default_lanes: ClassVar[int] = 2
-    max_lanes: ClassVar[int | None] = 2
+    facts = VectorEvalRunner.facts._replace(default_lanes=2, max_lanes=2)
 
     def make_env(self, lane_index: int) -> Any:
         """Build the environment with this index in this runner."""

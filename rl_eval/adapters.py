@@ -28,6 +28,8 @@ from typing import Any, Final
 
 GROUP: Final = "rl_eval.integrations"
 """Name of the entry-point group of other packages."""
+RANDOM: Final = "rl_eval.policies.uniform:UniformPolicy"
+"""Factory of the policy ``random``."""
 _logger: Final = logging.getLogger(__name__)
 
 

@@ -83,8 +83,8 @@ def recording(params: base.Params) -> dict[str, Any]:
     """
     import torch
 
-    from rl_eval.recording.trajectories import TrajectoryRecorder
     from rl_eval.runners import VectorEvalRunner
+    from rl_eval.runners.trajectories import TrajectoryRecorder
 
     torch.set_num_threads(1)
     settings = rl_eval_.make_config("throughput", {**params, "runners": 0}).policy(deterministic=not params["drawn"])
@@ -118,8 +118,8 @@ def memory(params: base.Params) -> dict[str, Any]:
 
 def _play(runner: Any, episodes: int) -> int:
     """Run episodes, and make a batch of those that were recorded; return the number of frames."""
-    from rl_eval.recording.trajectories import Fragment, as_arrays
     from rl_eval.records.episode import Lease
+    from rl_eval.runners.trajectories import Fragment, as_arrays
 
     plan = runner.settings.plan()
     reports = [runner.run([Lease(plan[index], 1) for index in range(episodes)])]

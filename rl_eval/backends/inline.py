@@ -15,7 +15,7 @@ from rl_eval.backends.pickling import in_this_process
 from rl_eval.backends.requests import Request, Run, RunnerRequest, Start, answer
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import EvalError, RunnerLost, summary_of
-from rl_eval.runners import Runner
+from rl_eval.runners import Runner, class_of
 from rl_eval.supervision.caller import current_folder, end_fork, one_thread, survivable, working_in
 from rl_eval.supervision.flight_recorder import remove_abandoned
 from rl_eval.weights import WeightsSnapshot
@@ -140,7 +140,7 @@ class InlineBackend(Backend):
         match request:
             case Start(index, weights):
                 settings, policy_with = self.payload
-                self._runners[runner] = settings.runners.runner_class(settings, index, policy_with(weights))
+                self._runners[runner] = class_of(settings)(settings, index, policy_with(weights))
                 return None
             case _:
                 return answer(self._runners[runner], request)

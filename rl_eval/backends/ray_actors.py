@@ -58,12 +58,17 @@ report, no episode uses up an attempt."""
 class RayBackend(Backend):
     """Backend with one Ray actor per runner, in an existing cluster or in a local cluster that stops with this backend.
 
+    Args:
+        settings: Settings of the runners.
+        policy: Policy object, or None for the configured policy.
+        lanes: Number of lanes per runner.
+
     Raises:
         ConfigError: Environment, policy or weights cannot be pickled.
         RunnerStartError: The cluster at ``runners.address`` cannot be reached.
     """
 
-    def __init__(self, settings: EvalSettings, policy: Any) -> None:
+    def __init__(self, settings: EvalSettings, policy: Any, lanes: int) -> None:
         self._section = settings.runners
         init_fn = pickled(settings.runners.init_fn, "runners.init_fn")
         payload = _pickled(settings, policy)
@@ -84,7 +89,7 @@ class RayBackend(Backend):
             ) from error
         self._agents = NodeAgents(_deadlines(settings), runtime_env, at_once=_keeps_deadlines(settings))
         self._group = new_group()
-        self._lanes = settings.runners.lanes
+        self._lanes = lanes
         self._actors: dict[int, Any] = {}
         self._calls: dict[Any, Call] = {}
         self._postmortems: dict[Any, tuple[Reply, float]] = {}

@@ -123,9 +123,10 @@ class RunnerActor:
         self._end_runner()
 
         from rl_eval.backends.pickling import unpickle_with_weights
+        from rl_eval.runners import class_of
 
         settings, policy = unpickle_with_weights(payload, weights)
-        self._runner = settings.runners.runner_class(settings, index, policy)
+        self._runner = class_of(settings)(settings, index, policy)
 
     def _end_runner(self) -> None:
         """Stop the runner, if there is one, and reset the flight recorder and the working directory."""

@@ -20,6 +20,7 @@ from rl_eval.policies.inference.probe import BLOCK
 from rl_eval.policies.subject import configured_weights
 from rl_eval.records.episode import Lease
 from rl_eval.results.source_code import package_version
+from rl_eval.runners import class_of
 from rl_eval.runners.core import RunnerCore
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.weights import module_of
@@ -163,7 +164,7 @@ _EPISODES: Final = 2
 def check_policy(settings: EvalSettings) -> Iterator[Finding]:
     """Build a runner as an evaluation would, set its weights and run it for about a second."""
     try:
-        runner = settings.runners.runner_class(settings, 0)
+        runner = class_of(settings)(settings, 0)
         if not isinstance(runner, RunnerCore):
             yield warning(
                 f"{type(runner).__name__} is not a subclass of rl_eval.EvalRunner, so its policy is not checked"
@@ -187,7 +188,7 @@ def check_policy(settings: EvalSettings) -> Iterator[Finding]:
         yield from (warning(text) for text in runner.inference.notes)
         if isinstance(runner.inference, RowInference):  # Multi-agent runners have one inference per policy.
             if settings.policy.inference != "batched":  # The notes explain batched inference.
-                yield _describe_inference(runner.inference, settings.runners.lanes)
+                yield _describe_inference(runner.inference, runner.lanes)
             yield _try_other_mode(settings, runner)
     except Exception as error:
         yield raised("the policy", error)

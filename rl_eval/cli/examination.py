@@ -26,18 +26,17 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.utils.env_checker import check_env
 
+from rl_eval.adapters import RANDOM
 from rl_eval.cli.checks import Finding, note, ok, problem, raised, warning
 from rl_eval.cli.simulator_checks import check_simulator
-from rl_eval.config.policy_sources import RANDOM
 from rl_eval.config.settings import EvalSettings, PolicySection, with_values
 from rl_eval.errors import EnvError
 from rl_eval.recording.replay import Spectator
 from rl_eval.records.determinism import first_difference, traced_runs
 from rl_eval.records.episode import Condition, Fault, Lease, RunReport, Truncation, without_place
-from rl_eval.runners import EvalRunner, runner_class
+from rl_eval.runners import EvalRunner, VectorEvalRunner, class_of, layout_of
 from rl_eval.runners.action_masks import ActionMasks
 from rl_eval.runners.again import run_again
-from rl_eval.runners.batched.runner import BatchedEvalRunner
 from rl_eval.runners.environment import takes_context, time_limit
 from rl_eval.runners.multi_agent.team import build_team
 from rl_eval.scheduling.plan import EpisodePlan
@@ -72,10 +71,11 @@ def check_environment(settings: EvalSettings, *, elsewhere: bool = True) -> Iter
         settings: Settings of the evaluation.
         elsewhere: Whether two other processes also play an episode. They do so only if this process found no problem.
     """
-    if issubclass(settings.runners.runner_class, BatchedEvalRunner):
+    facts = class_of(settings).facts
+    if facts.steps_all_slots:
         yield from check_simulator(settings)
         return
-    if settings.runners.runner_class.several_agents:
+    if facts.agents:
         yield _check_agents(settings)
         return
     problems = False
@@ -295,7 +295,7 @@ class _Examination:
                 f"{text}"
             )
             fix = "keep random generators and other state in the instance, or set runners.num_envs_per_runner: 1"
-            yield (problem if self._settings.runners.lanes > 1 else warning)(text, fix)
+            yield (problem if layout_of(self._settings).lanes > 1 else warning)(text, fix)
         elif not self._generators:
             yield ok("environments in one process do not affect each other")
 
@@ -382,8 +382,7 @@ class _Examination:
         if wrapper is not None:
             wrappers = (*settings.environment.wrappers, wrapper)
             settings = with_values(settings, environment={"wrappers": wrappers})
-        runner = settings.runners.runner_class(settings, 0)
-        assert isinstance(runner, EvalRunner)
+        runner: Any = class_of(settings)(settings, 0)
         watch = _Watch(runner)
         self._watches.append(watch)
         self._runners.callback(runner.stop)
@@ -450,7 +449,7 @@ def _short(space: gym.Space[Any]) -> str:
 
 def _play_first(settings: EvalSettings, lease: Lease, attempts: int, file: str) -> None:
     """Play an episode, again if it fails, and write its trace to a file."""
-    runner = runner_class("vector")(settings, 0)
+    runner = VectorEvalRunner(settings, 0)
     tried = (next(run_again(runner, [lease._replace(attempt=lease.attempt + more)])) for more in range(attempts))
     np.save(file, traced_runs(next(report for report in tried if not report.faults)).traces[lease.index])
 

@@ -91,8 +91,9 @@ def run_pilot(settings: EvalSettings, episodes: int) -> EvalResult:
     """
     from rl_eval.config.settings import SECTIONS, needs_processes, with_values
     from rl_eval.execution.group import EvalRunnerGroup
+    from rl_eval.runners import class_of
 
-    needs = settings.runners.runner_class.needs_processes or any(
+    needs = class_of(settings).facts.processes or any(
         getattr(getattr(settings, section), key) for section in SECTIONS for key in needs_processes(section)
     )
     in_process = not (settings.runners.num_runners and needs)

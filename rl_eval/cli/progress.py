@@ -146,8 +146,10 @@ class Monitor:
 
 def headline(settings: EvalSettings) -> str:
     """Return a one-line summary of the evaluation that is about to run."""
+    from rl_eval.runners import layout_of
+
     runners, evaluation = settings.runners, settings.evaluation
-    lanes = counted(max(1, runners.num_runners) * runners.lanes, "environment")
+    lanes = counted(max(1, runners.num_runners) * layout_of(settings).lanes, "environment")
     where = counted(runners.num_runners, "runner") if runners.num_runners else "1 runner in this process"
     return (
         f"{environment_name({'identity': settings.identity()})}: {counted(evaluation.num_episodes, 'episode')}, "

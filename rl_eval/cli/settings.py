@@ -52,7 +52,11 @@ def read_settings(
     Raises:
         ConfigError: The config is invalid; the error names the key.
     """
-    return read_config(path, section, assignments, flags).build()
+    from rl_eval.runners import layout_of
+
+    settings = read_config(path, section, assignments, flags).build()
+    layout_of(settings)
+    return settings
 
 
 def read_config(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from rl_eval.cli.checks import Finding, note, ok, problem, raised, warning
 from rl_eval.config.settings import EvalSettings
+from rl_eval.runners import layout_of
 from rl_eval.testing.simulator_checks import EPISODES, block_difference, measure, widths_of
 
 
@@ -40,7 +41,7 @@ def _check_slots(settings: EvalSettings) -> Iterator[Finding]:
 
 
 def _check_block(settings: EvalSettings) -> Finding:
-    block = f"the first steps of a block of {settings.runners.block_size} episodes"
+    block = f"the first steps of a block of {layout_of(settings).block_size} episodes"
     if (difference := block_difference(settings)) is None:
         return ok(f"layout, repeatable: {block} are equal when they run again")
     return warning(

@@ -17,7 +17,7 @@ from rl_eval.adapters import loader_of
 from rl_eval.cli.evaluated import Evaluated, TrustPolicy, policy_source, with_evaluated
 from rl_eval.cli.exits import ExitCode
 from rl_eval.cli.printing import AsJson, print_json, print_line, print_note
-from rl_eval.cli.settings import Assignments, OptionalConfigPath, Section, find_modules_here, read_config
+from rl_eval.cli.settings import Assignments, OptionalConfigPath, Section, find_modules_here, read_config, read_settings
 from rl_eval.cli.shared import advanced, argument, option
 from rl_eval.cli.signals import Interruption
 from rl_eval.config.policy_sources import schemes
@@ -89,7 +89,7 @@ def watch(
     if config is None and evaluated.policy is None:
         # Check the other options before waiting for a checkpoint.
         of_any = replace(evaluated, policy="random").keys(lambda _: None, assignments, trust=trust)
-        read_config(None, section, assignments, of_any).build()
+        read_settings(None, section, assignments, of_any)
         evaluated = replace(evaluated, policy=_first_policy(folder, pattern or "*", look_s, tell))
     # Drop notes about a single model, because there are many checkpoints.
     read = read_config(config, section, assignments, evaluated.keys(lambda _: None, assignments, trust=trust))

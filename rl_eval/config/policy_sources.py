@@ -17,13 +17,11 @@ from typing import Any, Final
 
 import xxhash
 
-from rl_eval.adapters import integrations, loader_of
+from rl_eval.adapters import RANDOM, integrations, loader_of
 from rl_eval.config.references import import_attribute
 from rl_eval.errors import ConfigError
 from rl_eval.errors.redaction import redact
 
-RANDOM: Final = "rl_eval.policies.uniform:UniformPolicy"
-"""Factory of the policy ``random``."""
 _WITH_FILE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*@.+")
 """A reference followed by ``@`` and a file. The first ``@`` ends the reference, because Python names have no ``@``."""
 

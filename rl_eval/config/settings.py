@@ -26,7 +26,7 @@ from pydantic import (
 from rl_eval.config.conditions import load_conditions
 from rl_eval.config.objects import describe_object, name_of
 from rl_eval.config.policy_sources import file_digests, with_named_policies
-from rl_eval.config.references import import_attribute, named_factories
+from rl_eval.config.references import named_factories
 from rl_eval.errors import ConfigError
 from rl_eval.errors.redaction import digest_secrets, learn, redact
 from rl_eval.records.plain import convert, in_our_words, plain_leaf
@@ -223,33 +223,6 @@ class RunnersSection(_Section):
     runner_start_timeout_s: PositiveFloat = 120.0
     """Time limit for the start of the first runner, in seconds."""
 
-    @property
-    def lanes(self) -> int:
-        """Number of lanes per runner."""
-        if self.num_envs_per_runner is not None:
-            return self.num_envs_per_runner
-        return int(self.runner_class.default_lanes)
-
-    @property
-    def block_size(self) -> int:
-        """Number of episodes in a block; 0 without blocks."""
-        return self.lanes * (self.block or 0)
-
-    @property
-    def runner_class(self) -> Any:
-        """Class of the runners. Reading it imports the class.
-
-        Raises:
-            ConfigError: The class does not exist.
-        """
-        select = import_attribute("runners.runner", "rl_eval.runners:runner_class")
-        return select(self.runner, in_blocks=self.block is not None)
-
-    @property
-    def steps_all_slots(self) -> bool:
-        """Whether a runner steps all slots of its simulator in one call."""
-        return getattr(self.runner_class, "steps_all_slots", False)
-
 
 class EvaluationSection(_Section):
     """The episodes, and the data that is recorded about them."""
@@ -424,9 +397,6 @@ class EvalSettings(_Section):
         return described
 
 
-DEFAULT_LANES: Final = 8
-"""Number of lanes of a runner, unless its class has another default."""
-
 LIVE_ENVIRONMENT: Final = "every slot needs its own environment: pass a function that builds the environment"
 """Message for an environment object in place of a factory."""
 
@@ -464,47 +434,8 @@ def make_settings(values: Mapping[str, Mapping[str, Any]]) -> EvalSettings:
         raise _explained(error) from None
     if settings.policy.policies and "runner" not in settings.runners.model_fields_set:
         settings = with_values(settings, runners={"runner": "multi_agent"})
-    settings = _with_width(settings)
     _check_together(settings)
     return settings
-
-
-def _with_width(settings: EvalSettings) -> EvalSettings:
-    """Return settings in which ``num_envs_per_runner`` is the number of slots that the environment allows.
-
-    This is 1 by default for ``environment.instances`` ``one``. If ``environment.env`` is a vector environment or
-    simulator, it is the number of its slots. Other settings do not change.
-
-    Raises:
-        ConfigError: The runner steps single environments, or ``num_envs_per_runner`` differs from this number.
-    """
-    if _has_one_lane(settings) and settings.runners.num_envs_per_runner is None:
-        return with_values(settings, runners={"num_envs_per_runner": 1})
-    env, runners = settings.environment.env, settings.runners
-    width = getattr(env, "num_envs", None) if is_live_environment(env) else None
-    if width is None:
-        return settings
-    if not runners.steps_all_slots:
-        problem = (
-            f"environment.env is a {type(env).__name__} object that steps {width} environments in one call, but "
-            f"runners.runner {runners.runner!r} steps single environments"
-        )
-        raise ConfigError(problem, key="environment.env", value=type(env).__name__, fix="Set runners.runner: batched.")
-    if runners.num_envs_per_runner not in (None, width):
-        problem = (
-            f"runners.num_envs_per_runner is {runners.num_envs_per_runner}, but environment.env is a "
-            f"{type(env).__name__} object of {width} environments"
-        )
-        fix = "Remove the key, or pass a function of num_envs."
-        raise ConfigError(problem, key="runners.num_envs_per_runner", value=runners.num_envs_per_runner, fix=fix)
-    return with_values(settings, runners={"num_envs_per_runner": width})
-
-
-def _has_one_lane(settings: EvalSettings) -> bool:
-    """Whether a runner can have only one lane, because its process can build only one environment."""
-    runners = settings.runners
-    shared = runners.runner != "subprocess" and (not _is_imported(runners) or not runners.steps_all_slots)
-    return settings.environment.instances == "one" and shared
 
 
 def copy_containers(value: Any) -> Any:
@@ -564,57 +495,8 @@ def _explained(error: ValidationError) -> ConfigError:
     return ConfigError("; ".join(line for _, _, line in found), key=found[0][0], value=found[0][1])
 
 
-def check_runner(settings: EvalSettings) -> None:
-    """Check settings against the class of their runners.
-
-    Raises:
-        ConfigError: The settings contradict the class, or the class does not exist.
-    """
-    runners, policies = settings.runners, settings.policy.policies
-    cls = runners.runner_class
-    if policies and not cls.several_agents:
-        problem = f"runners.runner is {runners.runner!r}, which has one policy, but policy.policies has {len(policies)}"
-        fix = 'Set runners.runner to "multi_agent", or remove the key.'
-        raise ConfigError(problem, key="runners.runner", value=runners.runner, fix=fix)
-    if cls.several_agents and settings.environment.wrappers:
-        problem = "environment.wrappers are gymnasium wrappers, which a multi-agent environment cannot have"
-        fix = "Wrap the environment in the function of environment.env."
-        raise ConfigError(problem, key="environment.wrappers", value=settings.environment.wrappers, fix=fix)
-    if cls.max_lanes is not None and runners.lanes > cls.max_lanes:
-        problem = (
-            f"runners.num_envs_per_runner is {runners.lanes}, but runners.runner {runners.runner!r} has at most "
-            f"{cls.max_lanes}"
-        )
-        fix = 'Remove the key, or set runners.runner to "vector".'
-        raise ConfigError(problem, key="runners.num_envs_per_runner", value=runners.lanes, fix=fix)
-    if _has_one_lane(settings) and runners.lanes > 1:
-        problem = (
-            f"runners.num_envs_per_runner is {runners.lanes}, but a process can build only one environment "
-            "(environment.instances)"
-        )
-        fix = "Remove the key, or set runners.runner: subprocess, which has one process per environment."
-        raise ConfigError(problem, key="runners.num_envs_per_runner", value=runners.lanes, fix=fix)
-    if (settings.environment.instances, settings.environment.env_reuse) == ("one", "episode"):
-        problem = "environment.env_reuse is episode, but environment.instances is one"
-        fix = "Remove one of the keys."
-        raise ConfigError(problem, key="environment.env_reuse", value="episode", fix=fix)
-    if runners.block is not None and not getattr(cls, "runs_blocks", False):
-        problem = f"runners.block is {runners.block}, but runners.runner {runners.runner!r} runs single episodes"
-        fix = "Remove the key, or set runners.runner: batched."
-        raise ConfigError(problem, key="runners.block", value=runners.block, fix=fix)
-    if settings.evaluation.conditions is not None and not getattr(cls, "meets_conditions", False):
-        blocks = " with runners.block" if runners.block else ""
-        problem = f"evaluation.conditions is set, but runners.runner {runners.runner!r}{blocks} does not support them"
-        raise ConfigError(problem, key="evaluation.conditions", fix='Set runners.runner to "vector" or "subprocess".')
-    if cls.needs_processes and not runners.num_runners:
-        problem = f"runners.num_runners is 0, but runners.runner {runners.runner!r} cannot share this process"
-        raise ConfigError(problem, key="runners.num_runners", value=0, fix="Set runners.num_runners to 1 or more.")
-
-
 def _check_together(settings: EvalSettings) -> None:
     runners = settings.runners
-    if _is_imported(runners):
-        check_runner(settings)  # A user's module is imported only when a group needs it.
     if settings.environment.env is None:
         problem = "environment.env is missing"
         raise ConfigError(
@@ -643,11 +525,6 @@ def _check_together(settings: EvalSettings) -> None:
         _check_in_process(settings)
     elif not runners.num_gpus_per_runner:
         _check_devices(settings.policy)
-
-
-def _is_imported(runners: RunnersSection) -> bool:
-    """Whether the class of the runners is given, or has a short name, so that no module of a user is imported."""
-    return isinstance(runners.runner, type) or ":" not in runners.runner
 
 
 def _check_devices(section: PolicySection, key: str = "policy") -> None:

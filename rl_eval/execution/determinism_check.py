@@ -22,7 +22,6 @@ import numpy.typing as npt
 from typing_extensions import override
 
 from rl_eval.backends.requests import Apply, Run
-from rl_eval.config.settings import RunnersSection
 from rl_eval.errors import PolicyUnavailable
 from rl_eval.execution.jobs import Job
 from rl_eval.execution.outcome import Aspect, EvalOutcome
@@ -31,6 +30,7 @@ from rl_eval.execution.session import CALLS_IN_FLIGHT, Phase
 from rl_eval.records.determinism import UNFINISHED, Determinism, FirstDifference, Remedy, first_difference, traced_runs
 from rl_eval.records.episode import EpisodeTable, Lease, RunReport, different_columns, outcomes_of
 from rl_eval.records.guarantee import guarantee_of
+from rl_eval.runners import Layout
 from rl_eval.runners.again import Neighbourhoods, in_neighbourhoods
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.supervision.flight_recorder import CrashReport
@@ -106,7 +106,7 @@ class DeterminismSample(Aspect):
         """Choose the candidates: episodes that may run again."""
         evaluation, self._former = self.outcome.settings.evaluation, self.outcome.store.table.filled
         self._candidates = candidates(len(self._former), evaluation.determinism_check, evaluation.seed)
-        size = self.outcome.settings.runners.block_size
+        size = self.outcome.layout.block_size
         self._traced = [one - one % size for one in self._candidates[:1]] if size else self._candidates[:_TRACED]
 
     def granted(self, leases: tuple[Lease, ...]) -> tuple[Lease, ...]:
@@ -128,7 +128,7 @@ class DeterminismSample(Aspect):
         """Add notes on global random generators, and on episodes that do not depend on their seeds."""
         store, settings = self.outcome.store, self.outcome.settings
         if self.generators:
-            store.note(_on_generators(self.generators, settings.runners))
+            store.note(_on_generators(self.generators, self.outcome.layout))
         if settings.evaluation.conditions is None and _all_equal(store.counted, self._traces):
             store.note(_on_equal_episodes(int(store.counted.completed.sum()), len(self._traces)))
 
@@ -144,7 +144,8 @@ class DeterminismSample(Aspect):
             runners: Number of ready runners, at least 1.
         """
         settings, store = self.outcome.settings, self.outcome.store
-        size = settings.runners.block_size or 1
+        blocks = self.outcome.layout.block_size
+        size = blocks or 1
         if (ended := store.ended_by) is not None:
             evaluation, within = settings.evaluation, [one for one in self._candidates if one < ended.after]
             self._candidates = within or candidates(ended.after, evaluation.determinism_check, evaluation.seed)
@@ -157,10 +158,10 @@ class DeterminismSample(Aspect):
             off = "switched off by evaluation.determinism_check=0"
             return Choice(remark="no episode completed" if self._candidates else off)
         rows = table.rows
-        if (promised := guarantee_of(store.numerics)) != "exact" and not settings.runners.block_size:
+        if (promised := guarantee_of(store.numerics)) != "exact" and not blocks:
             return Choice(remark=f"the guarantee is {promised}")
-        alone = store.numerics.get("reference") == "row" or settings.runners.block_size
-        sharing = 1 if alone else min(settings.runners.lanes, math.ceil(len(rows) / runners))
+        alone = store.numerics.get("reference") == "row" or blocks
+        sharing = 1 if alone else min(self.outcome.layout.lanes, math.ceil(len(rows) / runners))
         reset, step, policy = (rows[f"{name}_seconds"].astype(np.float64) for name in ("reset", "step", "inference"))
         # A re-run episode does not share its forward passes with others, except those of its block.
         seconds = reset + step + sharing * policy
@@ -172,14 +173,14 @@ class DeterminismSample(Aspect):
         if settings.evaluation.determinism_check == "auto":
             budget = max(_FREE_SECONDS, _FREE_SHARE * run_seconds)
             too_long = f"in used environments, because a new environment takes {build:.1f} s"
-            for cost, why in ((build, remark), (0.0, too_long)) if settings.runners.block_size else ():
+            for cost, why in ((build, remark), (0.0, too_long)) if blocks else ():
                 if steps := self._first_steps(completed[0], float(seconds[completed[0]]), cost, budget, why):
                     return steps
             chosen = _fitting(completed, seconds + build, budget, runners)
             if not chosen and build and settings.environment.env_reuse == "lane":
                 chosen, remark = _fitting(completed, seconds, budget, runners), too_long
             if not chosen:
-                unit = f"block of {size} episodes" if settings.runners.block_size else "episode"
+                unit = f"block of {size} episodes" if blocks else "episode"
                 remark = (
                     f"running one {unit} again would take {min(seconds[completed]) + build:.1f} s, longer than the "
                     f"limit of {budget:.1f} s; evaluation.determinism_check=0.01 runs 1 % of the episodes again"
@@ -187,7 +188,7 @@ class DeterminismSample(Aspect):
         again = (index for first in chosen for index in range(first, min(first + size, len(rows))))
         origins = {index: self._origin(index) for index in again}
         # Each environment may have run a single episode, so a new one alone would not show a state that it keeps.
-        both = len(chosen) > 1 and settings.environment.env_reuse == "lane" and not settings.runners.block_size
+        both = len(chosen) > 1 and settings.environment.env_reuse == "lane" and not blocks
         used = frozenset(origins if remark else chosen[-1:] if both else ())
         return Choice(origins, used, remark, float((seconds + build)[chosen].sum()))
 
@@ -201,8 +202,8 @@ class DeterminismSample(Aspect):
             budget: Time limit, in seconds.
             remark: Reason why the steps run again in a used simulator; empty to build another one.
         """
-        runners, lengths = self.outcome.settings.runners, self.outcome.store.table.rows["length"]
-        per_step = seconds * runners.lanes / max(1, lengths[first : first + runners.block_size].sum())
+        layout, lengths = self.outcome.layout, self.outcome.store.table.rows["length"]
+        per_step = seconds * layout.lanes / max(1, lengths[first : first + layout.block_size].sum())
         origin = self._origin(first)
         if origin.trace is None or (steps := min(len(origin.trace) - 1, int((budget - build) / per_step))) < 1:
             return None
@@ -215,9 +216,9 @@ class DeterminismSample(Aspect):
         return Origin(table.rows[here], table.outcomes(here), position, self._traces.get(index))
 
 
-def _on_generators(changes: Collection[str], runners: RunnersSection) -> str:
+def _on_generators(changes: Collection[str], layout: Layout) -> str:
     """Return a note on the changes of global random generators by environments."""
-    if runners.lanes == 1 or runners.runner == "subprocess":
+    if layout.lanes == 1 or layout.facts.unit == "process":
         effect = "with several environments in one process (runners.num_envs_per_runner), episodes would be different"
     else:
         effect = "environments of one process affect each other"
@@ -283,14 +284,16 @@ class Reruns:
     Args:
         plan: Plan of the evaluation.
         choice: Episodes to run again.
-        runners: Settings of the runners. The episodes of a block run again together.
+        runners: Value of ``runners.num_runners``.
+        block_size: Number of episodes in a block, which run again together; 0 without blocks.
         info_keys: Names of the info scalars of a row.
     """
 
     def __init__(
-        self, plan: EpisodePlan, choice: Choice, runners: RunnersSection, info_keys: Sequence[str] = ()
+        self, plan: EpisodePlan, choice: Choice, runners: int, block_size: int = 0, info_keys: Sequence[str] = ()
     ) -> None:
-        self._plan, self._choice, self._runners, self._info_keys = plan, choice, runners, info_keys
+        self._plan, self._choice, self._info_keys = plan, choice, info_keys
+        self._runners, self._block_size = runners, block_size
         self._cut = ""
         self.origins = choice.origins
         """First runs, by index."""
@@ -306,7 +309,7 @@ class Reruns:
 
     def _first_of(self, index: int) -> int:
         """Return the index of the first episode of an episode's block; without blocks, the index of the episode."""
-        return index - index % (self._runners.block_size or 1)
+        return index - index % (self._block_size or 1)
 
     @property
     def done(self) -> bool:
@@ -330,7 +333,7 @@ class Reruns:
         others = set(positions) - {position}
         held = self._held.setdefault(runner, set())
         fit = [index for index in self._waiting if self.origins[index].position != position or not others]
-        taken = fit[: max(0, (1 if self._runners.block_size else lanes) - len(held))]
+        taken = fit[: max(0, (1 if self._block_size else lanes) - len(held))]
         for index in taken:
             del self._waiting[index]
             held.add(index)
@@ -340,7 +343,7 @@ class Reruns:
     def lease(self, index: int, runner: int) -> Lease:
         """Return a lease to run an episode or a block again."""
         fresh, traced = index not in self._choice.used, self.origins[index].trace is not None
-        block = tuple(self._plan[at] for at in range(len(self._plan))[index : index + self._runners.block_size])
+        block = tuple(self._plan[at] for at in range(len(self._plan))[index : index + self._block_size])
         # With the attempt number of the record: earlier attempts failed, and are not part of the recorded episode.
         lease = Lease(self._plan[index], int(self.origins[index].row["attempts"][0]), runner)
         return lease.with_how(fresh=fresh, traced=traced, again=True, block=block, steps=self._choice.steps)
@@ -445,7 +448,7 @@ class Reruns:
             return f"{done}a second environment cannot be built: {self._unbuilt}"
         if self._cut and len(self._again) + len(self._failed) < len(self.origins):
             return f"{len(self._again)} of {len(self.origins)} had run again when the check ended early: {self._cut}"
-        alone = "no second runner was ready for the check" if self._runners.num_runners > 1 else "in the same process"
+        alone = "no second runner was ready for the check" if self._runners > 1 else "in the same process"
         return "; ".join(filter(None, ("" if elsewhere else alone, self._choice.remark)))
 
     def _difference(self, index: int) -> FirstDifference:
@@ -476,7 +479,7 @@ class DeterminismCheck(Phase):
     def __init__(self, outcome: EvalOutcome, sample: DeterminismSample) -> None:
         super().__init__(outcome)
         self._sample = sample
-        self._reruns = Reruns(outcome.plan, Choice(remark=UNFINISHED.remark), outcome.settings.runners)
+        self._reruns = Reruns(outcome.plan, Choice(remark=UNFINISHED.remark), outcome.settings.runners.num_runners)
         self._seeking: bool | None = None
         """Whether a runner runs an episode in different neighbourhoods; None before that."""
         self._remedy: Remedy = ""
@@ -488,7 +491,8 @@ class DeterminismCheck(Phase):
         outcome, settings = self._outcome, self._outcome.settings
         run_seconds = now - outcome.started if outcome.started else 0.0
         choice = self._sample.choose(run_seconds, max(1, len(self.pool.ready())))
-        self._reruns = Reruns(outcome.plan, choice, settings.runners, outcome.store.table.info_keys)
+        size, keys = outcome.layout.block_size, outcome.store.table.info_keys
+        self._reruns = Reruns(outcome.plan, choice, settings.runners.num_runners, size, keys)
         self._patience_s = max(_LEAST_PATIENCE_S, _PATIENCE * choice.seconds)
         self._ends = now + self._patience_s
         self._earlier_loss = self.pool.last_loss
@@ -529,7 +533,7 @@ class DeterminismCheck(Phase):
         found, settings = self._reruns.result, self._outcome.settings
         others = [index for index in self._reruns.origins if index not in found.mismatched[:1]]
         environment = found.first is not None and found.first.cause != "policy"
-        if not environment or not others or settings.runners.steps_all_slots or self._reruns.lacks_new:
+        if not environment or not others or self._outcome.layout.facts.steps_all_slots or self._reruns.lacks_new:
             return
         other = max(others, key=lambda index: int(self._reruns.origins[index].row["length"][0]))
         lease, beside = (self._reruns.lease(index, member.incarnation) for index in (found.mismatched[0], other))
@@ -546,7 +550,8 @@ class DeterminismCheck(Phase):
             return ""
         new, used, beside, other = (self._reruns.origin(report, -1) for report in reports)
         again = self._reruns.again(int(new.row["index"][0])) or new
-        several, own_process = settings.runners.lanes > 1, settings.runners.runner == "subprocess"
+        layout = self._outcome.layout
+        several, own_process = layout.lanes > 1, layout.facts.unit == "process"
         draws = bool(self._sample.generators) or runs.drew
         apart = several and _equal(new, beside) and _equal(new, again) and not draws
         if several and not own_process and not apart and _equal(new, used):
@@ -586,7 +591,7 @@ class DeterminismCheck(Phase):
 
     def _pump_all(self, now: float) -> None:
         """Keep two calls in flight on each runner with episodes. New episodes are sent with the next call."""
-        members, lanes = self.pool.ready(), self._outcome.settings.runners.lanes
+        members, lanes = self.pool.ready(), self._outcome.layout.lanes
         positions = [member.index for member in members]
         for member in members:
             runner = member.incarnation

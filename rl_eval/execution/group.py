@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import importlib
 import logging
 import os
 import threading
@@ -12,12 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
 from rl_eval.backends import Backend
 from rl_eval.backends.pickling import pickled
 from rl_eval.config.builder import EvalConfig, settings_of
-from rl_eval.config.settings import EvalSettings, check_runner, with_values
+from rl_eval.config.settings import EvalSettings, with_values
 from rl_eval.errors import ConfigError, EvalError, UsageError, checked_keywords
 from rl_eval.errors.other_names import no_attribute
 from rl_eval.errors.redaction import learn
@@ -32,7 +31,7 @@ from rl_eval.execution.session import Opening
 from rl_eval.policies.subject import Subject, configured_weights, subject_of
 from rl_eval.results.result import EvalResult
 from rl_eval.results.source_code import code_of
-from rl_eval.runners import EvalRunner
+from rl_eval.runners import EvalRunner, Layout, layout_of
 from rl_eval.supervision.caller import current_folder, working_in
 from rl_eval.weights import (
     HeldWeights,
@@ -43,13 +42,11 @@ from rl_eval.weights import (
 )
 
 if TYPE_CHECKING:
+    from rl_eval.execution.sampling import Sampler, SampleRequest
     from rl_eval.log import EvaluationLog
-    from rl_eval.recording.sampling import Sampler, SampleRequest
 
 
 Result = TypeVar("Result")
-_SAMPLING: Final = "rl_eval.recording.sampling"
-"""Module of a higher layer, imported when episodes are sampled."""
 _SPACES_TIMEOUT_S: Final = 10.0
 _logger: Final = logging.getLogger(__name__)
 
@@ -112,7 +109,7 @@ class EvalRunnerGroup:
             )
             fix = "Pass threaded=True, or set runners.num_runners to 0."
             raise ConfigError(problem, key="threaded", value=False, fix=fix)
-        settings, self._subject = _checked(settings, policy)
+        settings, self._subject, self._layout = _checked(settings, policy)
         self.settings = settings
         """Settings reported in results; runners keep those of construction or of :meth:`reconfigure`."""
         self._threaded = threaded
@@ -124,13 +121,13 @@ class EvalRunnerGroup:
         self._callbacks = callbacks
         self._folder = current_folder()
         """Working directory at construction."""
-        self._backend = _make_backend(*packed, threaded=threaded)
+        self._backend = _make_backend(*packed, self._layout.lanes, threaded=threaded)
         self._weights = self._first_weights(weights)
         self._pool = RunnerPool(self._backend, settings, self._weights)
         if callbacks is not None:
             self._pool.on_restart = callbacks.on_runner_restart
         self._loop = ControlLoop(self._backend, self._pool, threaded)
-        _read_columns(settings)
+        _read_columns(settings, self._layout)
         self._loop.start()
         if threaded:
             # Stop at exit: Ray must not be called after its shutdown, and a thread in native code aborts the process.
@@ -154,11 +151,11 @@ class EvalRunnerGroup:
 
         Raises:
             ConfigError: The configuration is invalid, or needs other processes; see
-                :func:`~rl_eval.config.runner_processes.shares_processes`.
+                :func:`~rl_eval.runners.runner_processes.shares_processes`.
         """
-        from rl_eval.config.runner_processes import check_processes
+        from rl_eval.runners.runner_processes import check_processes
 
-        settings, subject = _checked(settings_of(config), policy)
+        settings, subject, layout = _checked(settings_of(config), policy)
         check_processes(self.settings, settings)
         packed = subject.packed(settings)
         weights = configured_weights(settings.policy, packed[1])
@@ -167,12 +164,12 @@ class EvalRunnerGroup:
             group_weights = self._first_weights(weights)
 
             def change(pool: RunnerPool, now: float) -> None:
-                _read_columns(settings)
+                _read_columns(settings, layout)
                 pool.reconfigure(settings, payload, group_weights, now)
 
             job = Reconfigure(change)
             self._loop.post(job)
-            self.settings, self._subject, self._weights = settings, subject, group_weights
+            self.settings, self._subject, self._layout, self._weights = settings, subject, layout, group_weights
             for cached in ("_code", "sampler"):
                 vars(self).pop(cached, None)
         job.future.result()
@@ -236,7 +233,7 @@ class EvalRunnerGroup:
                 opened.callback(log.close)
             sync = None if weights is None else self._weights_job(weights, version)
             jobs = None if follow_up is None else follow_up.jobs
-            outcome = EvalOutcome(settings, plan, log, jobs, self._aspects, subject)
+            outcome = EvalOutcome(settings, self._layout, plan, log, jobs, self._aspects, subject)
             handle = outcome.handle
             handle.weights_version = self._weights.posted_version
             if self._callbacks is not None:
@@ -298,11 +295,11 @@ class EvalRunnerGroup:
         Args:
             num_episodes: Number of complete episodes to return.
             num_env_steps: Number of steps to return, instead of a number of episodes.
-            **options: Other fields of :class:`~rl_eval.recording.sampling.SampleRequest`: ``mode``, ``order``,
+            **options: Other fields of :class:`~rl_eval.execution.sampling.SampleRequest`: ``mode``, ``order``,
                 ``split_trajs``, ``as_arrays``, ``storage``, ``compress_images``, ``skip_failed``.
 
         Returns:
-            A ``TensorDict`` in the layout of :mod:`rl_eval.recording.trajectories`, or a dict of arrays.
+            A ``TensorDict`` in the layout of :mod:`rl_eval.runners.trajectories`, or a dict of arrays.
 
         Raises:
             ConfigError: An option is out of range.
@@ -330,8 +327,9 @@ class EvalRunnerGroup:
         return self.sampler.iterate(self._request(num_episodes, num_env_steps, options), num_batches)
 
     def _request(self, episodes: int | None, env_steps: int | None, options: Mapping[str, Any]) -> SampleRequest:
-        sampling: Any = importlib.import_module(_SAMPLING)
-        request: SampleRequest = sampling.SampleRequest(num_episodes=episodes, num_env_steps=env_steps, **options)
+        from rl_eval.execution.sampling import SampleRequest
+
+        request = SampleRequest(num_episodes=episodes, num_env_steps=env_steps, **options)
         return request if request.storage is None else replace(request, storage=self._located(request.storage))
 
     @cached_property
@@ -348,16 +346,17 @@ class EvalRunnerGroup:
             )
             fix = "Record the steps of an evaluation with evaluation.observers."
             raise ConfigError(problem, key="runners.block", value=block, fix=fix)
-        evaluation, sampling = self.settings.evaluation, cast("Any", importlib.import_module(_SAMPLING))
-        sampler: Sampler = sampling.Sampler(
+        from rl_eval.execution.sampling import Sampler
+
+        evaluation = self.settings.evaluation
+        return Sampler(
             self._record,
             lambda: self.weights_version,
-            lambda: max(1, self._pool.expected()) * self.settings.runners.lanes,
+            lambda: max(1, self._pool.expected()) * self._layout.lanes,
             evaluation.seed,
             evaluation.first_index,
             works_ahead=self._threaded,
         )
-        return sampler
 
     def _record(self, seed: int, first_index: int, num_episodes: int, recorder: Callable[..., Any]) -> EvalHandle:
         """Start to run episodes with a recorder; return the handle.
@@ -378,7 +377,7 @@ class EvalRunnerGroup:
         changes = {"seed": seed, "first_index": first_index, "num_episodes": num_episodes}
         with self._post_lock:
             settings = with_values(self.settings, evaluation=changes | {"determinism_check": 0.0, "rules": ()})
-            outcome = EvalOutcome(settings, settings.plan(), aspects=self._aspects)
+            outcome = EvalOutcome(settings, self._layout, settings.plan(), aspects=self._aspects)
             observer = partial(recorder, info_keys=settings.evaluation.info_keys)
             self._loop.post(Recorded(Opening(outcome), observer))
         return outcome.handle
@@ -584,26 +583,26 @@ def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _checked(settings: EvalSettings, policy: Any) -> tuple[EvalSettings, Subject]:
-    """Return checked settings without policy objects, and the policies.
+def _checked(settings: EvalSettings, policy: Any) -> tuple[EvalSettings, Subject, Layout]:
+    """Return checked settings without policy objects, the policies, and the layout of the runners.
 
     Raises:
         ConfigError: The settings are invalid.
     """
     settings, subject = subject_of(settings, policy)
-    check_runner(settings)
+    layout = layout_of(settings)
     learn(settings.model_dump())  # They may come from another process.
-    return settings, subject
+    return settings, subject, layout
 
 
-def _read_columns(settings: EvalSettings) -> None:
+def _read_columns(settings: EvalSettings, layout: Layout) -> None:
     """Read the columns of the records, if episodes run in this process.
 
     This may build an environment, so the call must end before the loop's thread builds other environments.
     """
     if not settings.runners.num_runners:
         with contextlib.suppress(EvalError), working_in(None):  # An evaluation raises the same error.
-            settings.runners.runner_class.columns(settings)
+            layout.runner.columns(settings)
 
 
 def _tell_result(callbacks: GroupCallbacks, handle: EvalHandle) -> None:
@@ -623,11 +622,11 @@ def _open_log(output: str | os.PathLike[str] | None, accept_code_change: bool) -
     return EvaluationLog.open(output, accept_code_change=accept_code_change)
 
 
-def _make_backend(settings: EvalSettings, policy: Any, *, threaded: bool) -> Backend:
+def _make_backend(settings: EvalSettings, policy: Any, lanes: int, *, threaded: bool) -> Backend:
     if settings.runners.num_runners == 0:
         from rl_eval.backends.inline import InlineBackend
 
         return InlineBackend(settings, policy, threaded=threaded)
     from rl_eval.backends.ray_actors import RayBackend
 
-    return RayBackend(settings, policy)
+    return RayBackend(settings, policy, lanes)

@@ -23,6 +23,7 @@ from rl_eval.records.determinism import UNFINISHED
 from rl_eval.records.episode import EpisodeTable, Lease, RunReport, set_aside_rows
 from rl_eval.results.metrics import Timing
 from rl_eval.results.result import EvalResult, decide_status
+from rl_eval.runners import Layout
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.supervision.flight_recorder import CrashReport
 from rl_eval.weights import WeightsSnapshot
@@ -98,6 +99,7 @@ class EvalOutcome:
 
     Args:
         settings: Settings of the evaluation.
+        layout: Layout of the group's runners.
         plan: Episodes of the evaluation.
         log: Open evaluation log; None without a log.
         follow_up: Function that takes the result, and returns the jobs that follow.
@@ -108,15 +110,16 @@ class EvalOutcome:
     def __init__(
         self,
         settings: EvalSettings,
+        layout: Layout,
         plan: EpisodePlan,
         log: EvaluationLog | None = None,
         follow_up: Callable[[EvalResult], list[Job]] | None = None,
         aspects: Sequence[Callable[[EvalOutcome], Aspect]] = (),
         subject: Subject | None = None,
     ) -> None:
-        self.settings, self.plan = settings, plan
+        self.settings, self.layout, self.plan = settings, layout, plan
         self.subject = subject or Subject(settings.policy)
-        self.store = RecordStore(len(plan), settings.runners.runner_class.columns(settings), log, settings.rules())
+        self.store = RecordStore(len(plan), layout.runner.columns(settings), log, settings.rules())
         self.weights: WeightsSnapshot | None = None
         self.ring = EventRing()
         self.artifacts: dict[int, dict[str, Any]] = {}

@@ -418,7 +418,7 @@ class EpisodeSession(Phase):
             return
         self._pool_size = max(1, self.pool.expected())
         if faults.fail_fast and not table.completed.any():
-            self._fail_fast = FailFast(self._pool_size * settings.runners.lanes)
+            self._fail_fast = FailFast(self._pool_size * outcome.layout.lanes)
             self._starting_until = now + settings.runners.runner_start_timeout_s
         done, attempts = np.flatnonzero(table.filled).tolist(), charged_attempts(table)
         arguments: dict[str, Any] = {
@@ -427,7 +427,7 @@ class EpisodeSession(Phase):
             "attempts": attempts,
             "max_attempts": faults.max_attempts_per_episode,
         }
-        block_size = settings.runners.block_size
+        block_size = outcome.layout.block_size
         self._schedule = schedule_of(outcome.plan, block_size, **arguments)
         if os.environ.get("RL_EVAL_VALIDATE") == "1":
             self._history = [{"plan": outcome.plan.to_dict(), "block_size": block_size, **arguments}]
@@ -442,8 +442,7 @@ class EpisodeSession(Phase):
             self._waiting.joined(now)
             self._outcome.joined(self.pool, now)
             self._outcome.ring.positions[member.incarnation] = member.index
-            lanes = self._outcome.settings.runners.lanes
-            self._send(events.RunnerJoined(member.incarnation, lanes), now)
+            self._send(events.RunnerJoined(member.incarnation, self._outcome.layout.lanes), now)
 
     def _lost(self, member: Member, crash_report: CrashReport | None, now: float) -> bool:
         runner = member.incarnation

@@ -11,9 +11,9 @@ from typing import Any, Final, final
 
 import cloudpickle
 
-from rl_eval.adapters import integration_for
+from rl_eval.adapters import RANDOM, integration_for
 from rl_eval.config.objects import name_of
-from rl_eval.config.policy_sources import RANDOM, with_named_policies
+from rl_eval.config.policy_sources import with_named_policies
 from rl_eval.config.settings import EvalSettings, PolicySection, with_values
 from rl_eval.errors import ConfigError, WeightsError, nearest
 from rl_eval.weights import (

@@ -28,7 +28,14 @@ from rl_eval.config.builder import EvalConfig
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import ConfigError, EvalError, UsageError, nearest
 from rl_eval.recording.replay import compared, lease_of, rebuilt_runner, recorded_episode
-from rl_eval.recording.trajectories import (
+from rl_eval.records.agents import agent_columns, agents_in
+from rl_eval.records.episode import RunReport
+from rl_eval.results.loading import load
+from rl_eval.results.result import EvalResult
+from rl_eval.runners import Runner
+from rl_eval.runners.again import run_again
+from rl_eval.runners.core import RunnerCore
+from rl_eval.runners.trajectories import (
     ACTION_LOG_PROB,
     Fragment,
     Trajectory,
@@ -38,13 +45,6 @@ from rl_eval.recording.trajectories import (
     nested,
     reserve,
 )
-from rl_eval.records.agents import agent_columns, agents_in
-from rl_eval.records.episode import RunReport
-from rl_eval.results.loading import load
-from rl_eval.results.result import EvalResult
-from rl_eval.runners import Runner
-from rl_eval.runners.again import run_again
-from rl_eval.runners.core import RunnerCore
 from rl_eval.supervision.caller import one_thread
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Writer(abc.ABC):
 class NpzWriter(Writer):
     """Writer of one ``.npz`` file with the arrays of all episodes.
 
-    Keys and shapes are those of :func:`~rl_eval.recording.trajectories.as_arrays`. An output of the policy is left
+    Keys and shapes are those of :func:`~rl_eval.runners.trajectories.as_arrays`. An output of the policy is left
     out if it is missing in some episodes.
     """
 
@@ -371,7 +371,7 @@ def _write(writer: Writer, result: EvalResult, runner: Runner, chosen: Sequence[
     of_agents = agent_columns(agents_in(result.table.info_keys))
     info_keys = [key for key in result.table.info_keys if key not in of_agents]
     runner.observe({_NAME: partial(_recorder, seen=seen, info_keys=info_keys)})
-    at_once = 2 * runner.settings.runners.lanes
+    at_once = 2 * runner.lanes
     reports = run_again(runner, (lease_of(result, index) for index in chosen), at_once)
     trajectories = (_proved(result, report) for report in reports)
     place, begun = writer.place, False

@@ -37,7 +37,7 @@ from rl_eval.results.loading import load
 from rl_eval.results.provenance import check_trust
 from rl_eval.results.result import EvalResult
 from rl_eval.results.story import check_planned
-from rl_eval.runners import Runner
+from rl_eval.runners import Runner, class_of
 from rl_eval.runners.again import run_again
 from rl_eval.supervision.caller import one_thread, working_in
 from rl_eval.weights import WeightsSnapshot
@@ -180,7 +180,7 @@ def rebuilt_runner(
         try:
             # A copy, so the caller's policy keeps its state. The weights come from the snapshot, if there is one.
             copied = in_this_process(live, with_weights=weights is None)(weights)
-            runner = settings.runners.runner_class(settings, 0, copied)
+            runner = class_of(settings)(settings, 0, copied)
         except ConfigError as error:
             if config is not None:
                 raise

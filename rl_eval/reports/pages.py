@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import singledispatch
 from typing import TYPE_CHECKING, Any, Final
 
-from rl_eval.config.policy_sources import RANDOM
+from rl_eval.adapters import RANDOM
 from rl_eval.records.guarantee import MEANINGS
 from rl_eval.reports.page import WIDTH, Line, Page, Table
 from rl_eval.results.comparison import Comparison, ConditionDifference

@@ -101,6 +101,7 @@ def manifest_of(
 ) -> Manifest:
     """Return the manifest of one evaluation for its log."""
     from rl_eval.log import Manifest
+    from rl_eval.runners import class_of
 
     described = described_settings(settings) | provenance(settings, weights, {})
     return Manifest(
@@ -108,7 +109,7 @@ def manifest_of(
         plan_fingerprint=plan.fingerprint,
         identity=described.pop("identity"),
         weights=described.pop("weights"),
-        info_keys=settings.runners.runner_class.columns(settings),
+        info_keys=class_of(settings).columns(settings),
         config=described.pop("config"),
         provenance=described,
         code=code_of(settings, subject),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
 
-from rl_eval.config.policy_sources import RANDOM
+from rl_eval.adapters import RANDOM
 from rl_eval.errors.other_names import KnowsNames
 
 if TYPE_CHECKING:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Final, Protocol, TypeVar, cast
+from typing import Any, ClassVar, Final, NamedTuple, Protocol, TypeVar, cast
 
 from rl_eval.config.references import import_attribute
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import ConfigError, nearest
 from rl_eval.records.episode import Lease, RunReport
 from rl_eval.runners.base import EvalRunner
+from rl_eval.runners.facts import RunnerFacts, slots_of
 from rl_eval.runners.observers import EpisodeObserver
 from rl_eval.runners.vector import SingleAgentEvalRunner, VectorEvalRunner
 from rl_eval.weights import WeightsSnapshot
@@ -23,9 +24,13 @@ __all__ = [
     "KINDS",
     "EpisodeObserver",
     "EvalRunner",
+    "Layout",
     "Runner",
+    "RunnerFacts",
     "SingleAgentEvalRunner",
     "VectorEvalRunner",
+    "class_of",
+    "layout_of",
     "runner_class",
 ]
 
@@ -42,14 +47,8 @@ class Runner(Protocol):
     :class:`~rl_eval.records.episode.Fault` in the report; an exception of a method is a failure of the runner.
     """
 
-    default_lanes: ClassVar[int]
-    """Number of simultaneous episodes, if ``runners.num_envs_per_runner`` is not set."""
-    max_lanes: ClassVar[int | None]
-    """Highest number of simultaneous episodes; None for no limit."""
-    needs_processes: ClassVar[bool]
-    """Whether the runner needs its own process, so that ``runners.num_runners`` must be at least 1."""
-    several_agents: ClassVar[bool]
-    """Whether the runner's environments have several agents, with policies from ``policy.policies``."""
+    facts: ClassVar[RunnerFacts]
+    """Facts of the class; an evaluation reads no other attribute of it."""
 
     def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
         """Build environments and policy; a policy object replaces the configured one."""
@@ -103,14 +102,11 @@ KINDS: Final[Mapping[str, str]] = {
 }
 """Runner kinds by name, as ``module:Class`` of this package. A process imports only the kind that it uses.
 
-Kinds differ only in the class variables that :class:`Runner` lists.
+Kinds differ only in their :class:`RunnerFacts`.
 """
 _IN_BLOCKS: Final = {"batched": "batched.blocks:BlockEvalRunner"}
 """Runner kinds for ``runners.block``."""
-_MEMBERS: Final = (
-    *("default_lanes", "max_lanes", "needs_processes", "several_agents", "columns"),
-    *("run", "set_weights", "weights_version", "apply", "metrics", "stop"),
-)
+_MEMBERS: Final = ("facts", "columns", "run", "set_weights", "weights_version", "apply", "metrics", "stop")
 
 
 def runner_class(selected: str | type, *, in_blocks: bool = False) -> type[Runner]:
@@ -139,3 +135,95 @@ def runner_class(selected: str | type, *, in_blocks: bool = False) -> type[Runne
         fix = "Derive it from rl_eval.EvalRunner, or define all members of rl_eval.runners.Runner."
         raise ConfigError(problem, key="runners.runner", value=selected, fix=fix)
     return cast("type[Runner]", selected)
+
+
+def class_of(settings: EvalSettings) -> type[Runner]:
+    """Return the class of the runners.
+
+    Raises:
+        ConfigError: The class does not exist.
+    """
+    return runner_class(settings.runners.runner, in_blocks=settings.runners.block is not None)
+
+
+class Layout(NamedTuple):
+    """Runner class of a group, with its facts and widths."""
+
+    runner: type[Runner]
+    facts: RunnerFacts
+    lanes: int
+    """Number of lanes per runner."""
+    block_size: int
+    """Number of episodes in a block; 0 without blocks."""
+
+
+def layout_of(settings: EvalSettings) -> Layout:
+    """Check settings against the class of their runners, and return the layout.
+
+    Raises:
+        ConfigError: The settings contradict the class, or the class does not exist.
+    """
+    cls = class_of(settings)
+    lanes = cls.facts.lanes(settings)
+    _check_environment(settings, cls.facts)
+    _check_lanes(settings, cls.facts, lanes)
+    _check_features(settings, cls.facts)
+    return Layout(cls, cls.facts, lanes, lanes * (settings.runners.block or 0))
+
+
+def _check_environment(settings: EvalSettings, facts: RunnerFacts) -> None:
+    """Reject an environment that does not fit the class."""
+    section, runners = settings.environment, settings.runners
+    if facts.agents and section.wrappers:
+        problem = "environment.wrappers are gymnasium wrappers, which a multi-agent environment cannot have"
+        fix = "Wrap the environment in the function of environment.env."
+        raise ConfigError(problem, key="environment.wrappers", value=section.wrappers, fix=fix)
+    if (slots := slots_of(settings)) and not facts.steps_all_slots:
+        problem = (
+            f"environment.env is a {type(section.env).__name__} object that steps {slots} environments in one call, "
+            f"but runners.runner {runners.runner!r} steps single environments"
+        )
+        fix = "Set runners.runner: batched."
+        raise ConfigError(problem, key="environment.env", value=type(section.env).__name__, fix=fix)
+    if (section.instances, section.env_reuse) == ("one", "episode"):
+        problem = "environment.env_reuse is episode, but environment.instances is one"
+        fix = "Remove one of the keys."
+        raise ConfigError(problem, key="environment.env_reuse", value="episode", fix=fix)
+
+
+def _check_lanes(settings: EvalSettings, facts: RunnerFacts, lanes: int) -> None:
+    """Reject a number of lanes that the class or the environment cannot have."""
+    slots = slots_of(settings)
+    if slots and lanes != slots:
+        name = type(settings.environment.env).__name__
+        problem, fix = f"environment.env is a {name} object of {slots} environments", "pass a function of num_envs."
+    elif facts.one_environment(settings) and lanes > 1:
+        problem = "a process can build only one environment (environment.instances)"
+        fix = "set runners.runner: subprocess, which has one process per environment."
+    elif facts.max_lanes is not None and lanes > facts.max_lanes:
+        problem = f"runners.runner {settings.runners.runner!r} has at most {facts.max_lanes}"
+        fix = 'set runners.runner to "vector".'
+    else:
+        return
+    problem, fix = f"runners.num_envs_per_runner is {lanes}, but {problem}", f"Remove the key, or {fix}"
+    raise ConfigError(problem, key="runners.num_envs_per_runner", value=lanes, fix=fix)
+
+
+def _check_features(settings: EvalSettings, facts: RunnerFacts) -> None:
+    """Reject a setting that the class does not support."""
+    runners, policies = settings.runners, settings.policy.policies
+    if policies and not facts.agents:
+        problem = f"runners.runner is {runners.runner!r}, which has one policy, but policy.policies has {len(policies)}"
+        fix = 'Set runners.runner to "multi_agent", or remove the key.'
+        raise ConfigError(problem, key="runners.runner", value=runners.runner, fix=fix)
+    if runners.block is not None and facts.unit != "block":
+        problem = f"runners.block is {runners.block}, but runners.runner {runners.runner!r} runs single episodes"
+        fix = "Remove the key, or set runners.runner: batched."
+        raise ConfigError(problem, key="runners.block", value=runners.block, fix=fix)
+    if settings.evaluation.conditions is not None and not facts.conditions:
+        blocks = " with runners.block" if runners.block else ""
+        problem = f"evaluation.conditions is set, but runners.runner {runners.runner!r}{blocks} does not support them"
+        raise ConfigError(problem, key="evaluation.conditions", fix='Set runners.runner to "vector" or "subprocess".')
+    if facts.processes and not runners.num_runners:
+        problem = f"runners.num_runners is 0, but runners.runner {runners.runner!r} cannot share this process"
+        raise ConfigError(problem, key="runners.num_runners", value=0, fix="Set runners.num_runners to 1 or more.")

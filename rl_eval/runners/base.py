@@ -60,7 +60,7 @@ class EvalRunner(RunnerCore):
 
     def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
         num_keys = len(self._info_keys(settings))
-        lanes, sensor = range(settings.runners.lanes), self._new_sensor()
+        lanes, sensor = range(self.facts.lanes(settings)), self._new_sensor()
         self._lanes = [Lane(index, num_keys, self._observed, sensor) for index in lanes]
         self._renewing = settings.environment.env_reuse == "episode"
         self._spent = 0

@@ -18,7 +18,7 @@ import gymnasium as gym
 from typing_extensions import Self
 
 from rl_eval.config.references import named_factories
-from rl_eval.config.settings import DEFAULT_LANES, EvalSettings
+from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import ConfigError, EnvError, EpisodeTimeout, EvalError, UsageError, WeightsError, summary_of
 from rl_eval.errors.redaction import learn
 from rl_eval.policies import adapt_policy, has_random_weights
@@ -39,6 +39,7 @@ from rl_eval.records.episode import (
 from rl_eval.records.generators import GeneratorSensor
 from rl_eval.records.guarantee import NUMERICS
 from rl_eval.runners.environment import ValueReader, import_env
+from rl_eval.runners.facts import RunnerFacts
 from rl_eval.runners.lane import PendingReport
 from rl_eval.runners.metrics import metric_functions, scalar_columns
 from rl_eval.runners.observers import Factory, ObservedSlot
@@ -88,7 +89,7 @@ class RunnerCore(abc.ABC):
         self._gamma = settings.evaluation.gamma
         self._discounting = self._gamma != 1.0
         self._inference_clock = 0.0
-        self._recorder = flight_recorder(settings.runners.lanes)
+        self._recorder = flight_recorder(self.facts.lanes(settings))
         self._lifetime = {"episodes": 0, "faults": 0, "env_steps": 0, "close_errors": 0}
         self._next_expiry = 0.0
         self._weights_version = 0
@@ -107,13 +108,7 @@ class RunnerCore(abc.ABC):
             self.stop()  # The process may build another runner, so no environment may stay open.
             raise
 
-    default_lanes: ClassVar[int] = DEFAULT_LANES
-    max_lanes: ClassVar[int | None] = None
-    needs_processes: ClassVar[bool] = False
-    several_agents: ClassVar[bool] = False
-    meets_conditions: ClassVar[bool] = True
-    acts_in_sweeps: ClassVar[bool] = False
-    """Whether every live episode takes one step after each call of the policy."""
+    facts: ClassVar[RunnerFacts] = RunnerFacts()
 
     @classmethod
     def columns(cls, settings: EvalSettings) -> tuple[str, ...]:
@@ -123,7 +118,7 @@ class RunnerCore(abc.ABC):
     @classmethod
     def _info_keys(cls, settings: EvalSettings) -> tuple[str, ...]:
         """Return the columns that are known before an environment is built. Columns of agents are not known then."""
-        return scalar_columns(settings.evaluation) if cls.several_agents else cls.columns(settings)
+        return scalar_columns(settings.evaluation) if cls.facts.agents else cls.columns(settings)
 
     # ------------------------------------------------------------------ to override
 
@@ -157,7 +152,7 @@ class RunnerCore(abc.ABC):
     def make_inference(self) -> Inference:
         """Build the inference, which applies the policy to all live lanes."""
         spaces = self._observation_space, self._action_space
-        return RowInference(self._policy, *spaces, self.settings.runners.lanes, self.settings.policy)
+        return RowInference(self._policy, *spaces, self.lanes, self.settings.policy)
 
     def weighted_module(self, snapshot: WeightsSnapshot) -> Any:
         """Return the module that receives the weights; None if the policy has no module."""
@@ -211,6 +206,11 @@ class RunnerCore(abc.ABC):
     def metrics(self) -> dict[str, float]:
         """Return lifetime counters: ``episodes``, ``faults``, ``env_steps``, ``close_errors``."""
         return dict(self._lifetime)
+
+    @property
+    def lanes(self) -> int:
+        """Number of lanes."""
+        return self.facts.lanes(self.settings)
 
     @property
     def spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
@@ -413,7 +413,7 @@ class RunnerCore(abc.ABC):
 
     def _sweep_log(self) -> SweepLog | None:
         inference = self._inference
-        return inference.sweep_log() if self.acts_in_sweeps and isinstance(inference, RowInference) else None
+        return inference.sweep_log() if self.facts.sweeps and isinstance(inference, RowInference) else None
 
     def _read_sweeps(self) -> list[tuple[str, Mapping[int, Any]]]:
         """Return the artifacts that observers make from the log of sweeps: pairs of observer name and artifacts."""

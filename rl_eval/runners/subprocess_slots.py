@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import wait
 from time import perf_counter
-from typing import Any, Final, TypeVar, final
+from typing import Any, ClassVar, Final, TypeVar, final
 
 import cloudpickle
 import gymnasium as gym
@@ -18,6 +18,7 @@ from rl_eval.errors import EpisodeTimeout
 from rl_eval.policies.inference.inference import RowInference
 from rl_eval.records.episode import Lease, Phase, RunReport
 from rl_eval.runners.base import EvalRunner
+from rl_eval.runners.facts import RunnerFacts
 from rl_eval.runners.lane import Lane
 from rl_eval.runners.slot_process import BEGIN, SlotEnv, SlotProcess, value_of
 
@@ -43,11 +44,12 @@ class SubprocessEvalRunner(EvalRunner):
     """
 
     _inference: RowInference
+    facts: ClassVar[RunnerFacts] = RunnerFacts(unit="process")
 
     def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
         self._slots = [
             SlotProcess(_payload(settings, runner_index, lane_index), self._add_generator)
-            for lane_index in range(settings.runners.lanes)
+            for lane_index in range(self.facts.lanes(settings))
         ]
         self._coming: dict[int, SlotEnv] = {}
         """New environments, by slot, until their first reset has returned."""

@@ -11,6 +11,7 @@ from typing_extensions import override
 from rl_eval.config.settings import EvalSettings
 from rl_eval.records.episode import Lease, RunReport
 from rl_eval.runners.base import EvalRunner
+from rl_eval.runners.facts import RunnerFacts
 from rl_eval.runners.lane import Lane
 from rl_eval.supervision.flight_recorder import ACT, NOW, SINCE, FlightRecorder
 
@@ -22,7 +23,7 @@ class VectorEvalRunner(EvalRunner):
     continues it with the next lane. So a slow simulator delays a report by one step at most.
     """
 
-    acts_in_sweeps: ClassVar[bool] = True
+    facts: ClassVar[RunnerFacts] = RunnerFacts(sweeps=True)
 
     def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
         super().__init__(settings, runner_index, policy)
@@ -112,9 +113,7 @@ class VectorEvalRunner(EvalRunner):
 class SingleAgentEvalRunner(EvalRunner):
     """Runner of one environment, one episode after the other."""
 
-    default_lanes: ClassVar[int] = 1
-    max_lanes: ClassVar[int | None] = 1
-    acts_in_sweeps: ClassVar[bool] = True
+    facts: ClassVar[RunnerFacts] = RunnerFacts(default_lanes=1, max_lanes=1, sweeps=True)
 
     @override
     def run(

@@ -18,6 +18,7 @@ from rl_eval.config.policy_sources import schemes
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import ConfigError
 from rl_eval.records.plain import convert, plain_leaf
+from rl_eval.runners import layout_of
 from rl_eval.suites.definition import Keys, Method, Skip, Steps, SuiteDefinition
 
 EvaluatedSteps = Mapping[str, Mapping[int, str]]
@@ -159,7 +160,9 @@ def settings_of_cell(suite: SuiteDefinition, planned: PlannedCell, runners: Mapp
         section |= _with_checkpoint(section.get("policy"), checkpoint, planned)
     values = _values(suite, planned, section)
     values["runners"] = {**values.get("runners", {}), **runners}
-    return EvalConfig.from_dict(values, suite.folder).build()
+    settings = EvalConfig.from_dict(values, suite.folder).build()
+    layout_of(settings)
+    return settings
 
 
 def _section(suite: SuiteDefinition, planned: PlannedCell, checkpoint: str | None) -> Keys:

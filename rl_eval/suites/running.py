@@ -12,11 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, final
 
-from rl_eval.config.runner_processes import shares_processes
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import ClusterDied, LogFenced, LogOwned, summary_of
 from rl_eval.execution.group import EvalRunnerGroup
 from rl_eval.execution.handle import EvalHandle, result_unless
+from rl_eval.runners.runner_processes import shares_processes
 from rl_eval.suites.cells import PlannedCell, settings_of_cell
 from rl_eval.suites.definition import SuiteDefinition
 from rl_eval.suites.ledger import CellState, Ledger

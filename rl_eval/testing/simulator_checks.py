@@ -11,14 +11,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rl_eval.config.policy_sources import RANDOM
+from rl_eval.adapters import RANDOM
 from rl_eval.config.settings import EvalSettings, PolicySection, with_values
 from rl_eval.errors import EnvError
 from rl_eval.records.determinism import FirstDifference, first_difference, traced_runs
 from rl_eval.records.episode import EpisodeRecord, EpisodeSpec, Lease, RunReport, different_columns, outcomes_of
 from rl_eval.records.guarantee import Guarantee, guarantee_of
+from rl_eval.runners import class_of, layout_of
 from rl_eval.runners.again import run_again
-from rl_eval.runners.batched.runner import BatchedEvalRunner
 from rl_eval.scheduling.plan import EpisodePlan
 
 EPISODES: Final = 8
@@ -55,7 +55,7 @@ class Measured:
 
 def widths_of(settings: EvalSettings) -> list[int]:
     """Return the numbers of slots to compare: :data:`WIDTHS` and the configured number."""
-    return sorted({*WIDTHS, settings.runners.lanes})
+    return sorted({*WIDTHS, layout_of(settings).lanes})
 
 
 def measure(settings: EvalSettings) -> Measured:
@@ -91,9 +91,10 @@ def block_difference(settings: EvalSettings) -> FirstDifference | None:
         ConfigError: The simulator is rejected.
         EnvError: An attempt failed.
     """
-    plan = EpisodePlan(settings.runners.block_size, settings.evaluation.seed)
+    layout = layout_of(settings)
+    plan = EpisodePlan(layout.block_size, settings.evaluation.seed)
     lease = Lease(plan[0], 1).with_how(block=tuple(plan[index] for index in range(len(plan))), traced=True)
-    first, again = _played(settings, settings.runners.lanes, [lease])
+    first, again = _played(settings, layout.lanes, [lease])
     return first_difference(0, *(traced_runs(report).traces[0] for report in (first, again)))
 
 
@@ -114,7 +115,7 @@ def _played(settings: EvalSettings, width: int, leases: Sequence[Lease]) -> list
         evaluation={"max_episode_steps": steps, "observers": ()},
     )
     with ExitStack() as stack:
-        runner: BatchedEvalRunner = made_up.runners.runner_class(made_up, 0)
+        runner: Any = class_of(made_up)(made_up, 0)
         stack.callback(runner.stop)
         slots = itertools.count()
         runner.observe({_SLOT: lambda _: _Slot(next(slots))})

@@ -13,6 +13,7 @@ import pytest
 from rl_eval import EvalConfig, EvalRunner, SingleAgentEvalRunner, VectorEvalRunner
 from rl_eval.config.settings import EvalSettings
 from rl_eval.records.episode import Lease, RunReport
+from rl_eval.runners import RunnerFacts
 from rl_eval.testing import EvalRunnerContract
 from rl_eval.testing.contracts.suite import Reference
 
@@ -270,15 +271,14 @@ class Crowded(VectorEvalRunner):
     """Has more live episodes than slots."""
 
     def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
-        runners = settings.runners.model_copy(update={"num_envs_per_runner": settings.runners.lanes + 1})
+        runners = settings.runners.model_copy(update={"num_envs_per_runner": self.facts.lanes(settings) + 1})
         super().__init__(settings.model_copy(update={"runners": runners}), runner_index, policy)
 
 
 class DefaultAboveItsMost(Textbook):
     """Cannot run as many episodes as it does by default."""
 
-    default_lanes = 4
-    max_lanes = 2
+    facts = RunnerFacts(default_lanes=4, max_lanes=2)
 
 
 class HidesAStep(Textbook):

@@ -81,6 +81,12 @@ RAY_LATER = ("cli", "backends", "runners", "supervision", "training")
 """Parts that may import Ray inside functions."""
 
 
+BY_NAME = {
+    "adapters": "the registry: a library's module is imported only with the library, and a policy only where it acts",
+    "results.text": "the printer: an object is printed as a page, and pages are made from objects",
+}
+"""Modules that name a module above them in a string, with the reason."""
+
 PEERS = ("integrations",)
 """Parts that are loaded only when the framework that they are for is there, and import what that imports."""
 
@@ -159,6 +165,8 @@ def violations(root: Path) -> list[str]:
             graph[name] |= set(targets(statement, root))
             found += [f"{where}: imports {other} from above" for other in _above(name, part, statement, root)]
             found += [f"{where}: {complaint}" for complaint in _outsiders(name, part, statement)]
+        if name not in BY_NAME:
+            found += _named_above(name, part, path, root)
     found += [f"{' -> '.join(cycle)}: is a cycle" for cycle in _cycles(graph)]
     return found
 
@@ -170,6 +178,14 @@ def _above(name: str, part: str, statement: Import, root: Path) -> Iterator[str]
             yield "the package itself"
         elif top in LAYERS and (not name or LAYERS.index(top) > LAYERS.index(part)):
             yield other
+
+
+def _named_above(name: str, part: str, path: Path, root: Path) -> Iterator[str]:
+    """Find strings with the name of a module above."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and (named := re.fullmatch(r"(rl_eval(?:\.\w+)+)(?::\w+)?", str(node.value))):
+            statement = Import(named[1], (), node.lineno, at_once=False)
+            yield from (f"{name}:{node.lineno}: names {other}, above" for other in _above(name, part, statement, root))
 
 
 def is_pure(name: str) -> bool:
@@ -309,6 +325,7 @@ def test_a_package_that_keeps_the_rules_has_no_violations(tmp_path: Path) -> Non
         ({"errors.py": "from rl_eval import execution\n"}, "errors:1: imports execution from above"),
         ({"errors.py": "from . import scheduling\n", "scheduling.py": ""}, "errors:1: imports scheduling from above"),
         ({"errors.py": "from rl_eval import evaluate\n"}, "errors:1: imports the package itself from above"),
+        ({"errors.py": "A = 'rl_eval.execution:evaluate'\n"}, "errors:1: names execution, above"),
         (
             {"policies/module.py": "def act():\n    from ..execution import evaluate\n"},
             "policies.module:2: imports execution from above",

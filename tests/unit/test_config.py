@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from rl_eval.config.builder import EvalConfig
-from rl_eval.config.settings import EvalSettings, check_runner, needs_processes
+from rl_eval.config.settings import EvalSettings, needs_processes
 from rl_eval.errors import ConfigError
-from rl_eval.runners import SingleAgentEvalRunner, VectorEvalRunner
+from rl_eval.runners import SingleAgentEvalRunner, VectorEvalRunner, layout_of
 from tests.refused import refused
 
 EVERYTHING: dict[str, dict[str, Any]] = {
@@ -406,7 +406,8 @@ def test_all_wrong_values_are_told_at_once() -> None:
 def test_the_number_of_lanes_follows_the_runner() -> None:
     """Without a number, the vectorized runner has eight lanes and the single-agent runner one."""
     for lanes, runner, expected in [(None, "vector", 8), (None, "single_agent", 1), (4, "vector", 4)]:
-        assert minimal().runners(num_envs_per_runner=lanes, runner=runner).build().runners.lanes == expected
+        settings = minimal().runners(num_envs_per_runner=lanes, runner=runner).build()
+        assert layout_of(settings).lanes == expected
 
 
 # ------------------------------------------------------------------------------ settings that contradict each other
@@ -424,13 +425,13 @@ def test_the_number_of_lanes_follows_the_runner() -> None:
     ],
 )
 def test_a_setting_that_cannot_be_honoured_is_an_error(changes: dict[str, Any], key: str) -> None:
-    """A setting without effect, given the other settings, is rejected with its key and its value."""
+    """A setting without effect, given the other settings or the runner, is rejected with its key and its value."""
     config = minimal()
     for name, value in changes.items():
         config.set(name, value)
     value = changes[key]
     with refused(ConfigError, key, value=repr(value) if isinstance(value, tuple) else value):
-        config.build()
+        layout_of(config.build())
 
 
 def test_what_needs_processes_is_refused_without_them() -> None:
@@ -446,23 +447,23 @@ def test_what_needs_processes_is_refused_without_them() -> None:
 
 
 class OneOnly(SingleAgentEvalRunner):  # type: ignore[misc]
-    """Runner of a user, described only by its class attributes."""
+    """Runner of a user, described only by its facts."""
 
-    needs_processes = True
+    facts = SingleAgentEvalRunner.facts._replace(processes=True)
 
 
 @pytest.mark.parametrize("runner", [SingleAgentEvalRunner, "rl_eval.runners:SingleAgentEvalRunner", OneOnly])
 def test_the_lanes_of_a_runner_are_those_of_its_class(runner: Any) -> None:
     """However it is named; more than it can have are refused, by its path when a group needs it."""
-    assert minimal().runners(runner=runner, num_runners=1).build().runners.lanes == 1
+    assert layout_of(minimal().runners(runner=runner, num_runners=1).build()).lanes == 1
     with refused(ConfigError, "runners.num_envs_per_runner", value=4):
-        check_runner(minimal().runners(runner=runner, num_runners=1, num_envs_per_runner=4).build())
+        layout_of(minimal().runners(runner=runner, num_runners=1, num_envs_per_runner=4).build())
 
 
 def test_a_runner_that_needs_processes_gets_them() -> None:
     """In this process it is rejected."""
     with refused(ConfigError, "runners.num_runners", value=0):
-        minimal().runners(runner=OneOnly).build()
+        layout_of(minimal().runners(runner=OneOnly).build())
 
 
 # ------------------------------------------------------------------------------ what is written about it

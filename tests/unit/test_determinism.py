@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, compare, evaluate, load
-from rl_eval.config.settings import RunnersSection
 from rl_eval.errors import ComparisonError, PolicyUnavailable
 from rl_eval.execution.determinism_check import Choice, DeterminismSample, Origin, Reruns, candidates
 from rl_eval.policies.inference.spaces import ObservationBatch
@@ -64,7 +63,7 @@ def check_of(records: EpisodeTable, *indices: int, runners: int = 2) -> Reruns:
 
 
 def reruns_of(records: EpisodeTable, choice: Choice, runners: int) -> Reruns:
-    return Reruns(EpisodePlan(len(records)), choice, RunnersSection(num_runners=runners))
+    return Reruns(EpisodePlan(len(records)), choice, runners)
 
 
 def report(rows, faults=(), traces=None) -> RunReport:

@@ -29,6 +29,7 @@ from rl_eval.execution.session import Opening
 from rl_eval.log import EvaluationLog
 from rl_eval.records.episode import PROGRESS, ROW, Fault, Outcome, RunReport
 from rl_eval.records.guarantee import NUMERICS
+from rl_eval.runners import layout_of
 from rl_eval.scheduling.blocks import repeat_decisions
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.scheduling.schedule import Schedule
@@ -52,7 +53,7 @@ class World:
         self.backend, self.now = FakeBackend(), 1.0
         self.pool = RunnerPool(self.backend, settings)
         self.loop = ControlLoop(self.backend, self.pool, clock=lambda: self.now)
-        self.outcome = EvalOutcome(settings, PLAN, log, aspects=aspects)
+        self.outcome = EvalOutcome(settings, layout_of(settings), PLAN, log, aspects=aspects)
         self.handle = self.outcome.handle
         self.pool.grow(2, self.now)
         self.come_up(up)
@@ -171,7 +172,10 @@ def test_what_was_another_plans_is_not_charged_to_this_one(phase: str, index: in
 def test_progress_says_what_the_evaluation_is_busy_with() -> None:
     """From its place in the queue to the check of its episodes."""
     world = World(up=0, determinism_check=1.0)
-    phases = [EvalOutcome(world.outcome.settings, PLAN).progress().phase, world.handle.progress().phase]
+    phases = [
+        EvalOutcome(world.outcome.settings, world.outcome.layout, PLAN).progress().phase,
+        world.handle.progress().phase,
+    ]
     world.come_up()
     phases.append(world.handle.progress().phase)
     world.finish(0)

@@ -15,6 +15,7 @@ from gymnasium import spaces
 from rl_eval import EvalConfig, evaluate
 from rl_eval.records.episode import Lease
 from rl_eval.records.generators import GeneratorSensor, changes, generator_states
+from rl_eval.runners import class_of
 from rl_eval.runners.vector import VectorEvalRunner
 from rl_eval.scheduling.plan import EpisodePlan
 
@@ -88,7 +89,7 @@ def config(env: Any, lanes: int = 2, **runners: Any) -> EvalConfig:
 def found(env: Any, lanes: int = 2, **runners: Any) -> list[str]:
     """Return the changes that the runner reports."""
     settings = config(env, lanes, **runners).build()
-    runner = settings.runners.runner_class(settings, 0)
+    runner = class_of(settings)(settings, 0)
     try:
         plan, reports = EpisodePlan(8, 0), []
         reports.append(runner.run((), 0.0))

@@ -31,6 +31,7 @@ from rl_eval.execution.session import Opening
 from rl_eval.log import EvaluationLog
 from rl_eval.log.storage import LocalStorage
 from rl_eval.records.episode import PROGRESS, ROW, Fault, Outcome, RunReport
+from rl_eval.runners import layout_of
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.scheduling.runner_failures import Consequence, judge
 from rl_eval.weights import snapshot_weights
@@ -100,7 +101,7 @@ def played(run: Run, position: int, broken: bool) -> RunReport:
 
 
 def evaluate(world: World, broken: Sequence[int] = ()) -> Any:
-    outcome = EvalOutcome(world.settings, EpisodePlan(200))
+    outcome = EvalOutcome(world.settings, layout_of(world.settings), EpisodePlan(200))
     world.post(Opening(outcome))
     for _ in range(10_000):
         if outcome.state == "done":
@@ -196,7 +197,7 @@ def test_an_error_of_an_evaluation_that_has_ended_is_nobodys() -> None:
     """Both calls in flight raise; the first ends the evaluation, the second not the group."""
     world = World(runners=1)
     world.start(0)
-    outcome = EvalOutcome(world.settings, EpisodePlan(200))
+    outcome = EvalOutcome(world.settings, layout_of(world.settings), EpisodePlan(200))
     world.post(Opening(outcome))
     world.turn()
     calls, world.backend.calls = world.backend.calls, []
@@ -289,7 +290,11 @@ def checked_world() -> tuple[World, EvalOutcome]:
     )
     world.start(0, 1)
     return world, EvalOutcome(
-        world.settings, EpisodePlan(200), follow_up=lambda result: [Do(lambda *_: None)], aspects=default_aspects(dict)
+        world.settings,
+        layout_of(world.settings),
+        EpisodePlan(200),
+        follow_up=lambda result: [Do(lambda *_: None)],
+        aspects=default_aspects(dict),
     )
 
 
@@ -313,7 +318,7 @@ def test_no_weights_come_between_an_evaluation_and_its_check() -> None:
 def test_an_evaluation_has_one_state() -> None:
     """It waits for the one before it, runs in the session and in the check, and is done; a late answer is ignored."""
     world, outcome = checked_world()
-    job = world.post(Opening(EvalOutcome(world.settings, EpisodePlan(200))))
+    job = world.post(Opening(EvalOutcome(world.settings, layout_of(world.settings), EpisodePlan(200))))
     world.post(Opening(outcome))
     states = []
     while outcome.state != "done":
@@ -336,7 +341,7 @@ def test_the_records_are_committed_before_an_evaluation_is_done(tmp_path, monkey
     monkeypatch.setattr(LocalStorage, "write", when_ready)
     world = World(runners=1)
     world.start(0)
-    outcome = EvalOutcome(world.settings, EpisodePlan(200), EvaluationLog.open(tmp_path))
+    outcome = EvalOutcome(world.settings, layout_of(world.settings), EpisodePlan(200), EvaluationLog.open(tmp_path))
     world.post(Opening(outcome))
     while not isinstance(outcome.state, Committing):
         world.answer()

@@ -16,6 +16,7 @@ from rl_eval.execution.jobs import Apply, WeightsSync
 from rl_eval.execution.outcome import EvalOutcome
 from rl_eval.execution.runner_pool import PublishedWeights
 from rl_eval.execution.session import Opening
+from rl_eval.runners import layout_of
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.weights import snapshot_weights
 from tests.unit.test_loop import World, played
@@ -45,7 +46,7 @@ class Cluster(World):
         elif verb == "send":
             self.asked.append((request, self.post(sync)))
         else:
-            outcome = EvalOutcome(self.settings, EpisodePlan(EPISODES))
+            outcome = EvalOutcome(self.settings, layout_of(self.settings), EpisodePlan(EPISODES))
             self.asked.append((request, outcome.handle))
             if kind:
                 sync.evaluation = outcome.handle

@@ -18,6 +18,7 @@ from rl_eval.cli.examination import check_environment
 from rl_eval.config.settings import EnvironmentSection
 from rl_eval.errors import ConfigError
 from rl_eval.protocols import EnvContext
+from rl_eval.runners import layout_of
 from rl_eval.runners.environment import takes_context
 from tests.refused import refused
 
@@ -254,7 +255,7 @@ def test_one_instance_is_checked_as_it_is(leaks: bool) -> None:
     log = Log()
     made = EvalConfig().environment(Single, instances="one").policy(constant)
     with EvalRunnerGroup(made.evaluation(num_episodes=EPISODES, observers=[log.watch])) as group:
-        assert group.settings.runners.lanes == 1
+        assert layout_of(group.settings).lanes == 1
         for number in (1, 2):
             result = group.evaluate()
             assert (result.status, result.determinism.passed, result.faults) == ("complete", not leaks, [])
@@ -265,14 +266,14 @@ def test_one_instance_is_checked_as_it_is(leaks: bool) -> None:
 def test_one_instance_allows_one_slot_per_process() -> None:
     """Other values contradict it."""
     made = EvalConfig().environment("CartPole-v1", instances="one").policy("random")
-    assert made.build().runners.lanes == 1
+    assert layout_of(made.build()).lanes == 1
     with refused(ConfigError, "runners.num_envs_per_runner", value=8):
-        made.copy().runners(num_envs_per_runner=8).build()
+        layout_of(made.copy().runners(num_envs_per_runner=8).build())
     with refused(ConfigError, "environment.env_reuse", value="episode"):
-        made.copy().environment(env_reuse="episode").build()
+        layout_of(made.copy().environment(env_reuse="episode").build())
     for kind in ("subprocess", "batched"):
-        assert made.copy().runners(num_envs_per_runner=8, runner=kind).build().runners.lanes == 8
-    assert made.copy().runners(runner="batched").build().runners.lanes == 8
+        assert layout_of(made.copy().runners(num_envs_per_runner=8, runner=kind).build()).lanes == 8
+    assert layout_of(made.copy().runners(runner="batched").build()).lanes == 8
 
 
 def annotated(size: int = 3, context: EnvContext | None = None) -> None:

@@ -19,7 +19,7 @@ from rl_eval import EvalConfig, EvalRunnerGroup, VectorEvalRunner, evaluate
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import ConfigError, WeightsError
 from rl_eval.records.episode import PROGRESS, ROW, EpisodeSpec, EpisodeTable, Fault, Lease, Outcome, RunReport
-from rl_eval.runners import Runner
+from rl_eval.runners import Runner, RunnerFacts
 from rl_eval.weights import WeightsSnapshot
 from tests.refused import refused
 
@@ -27,13 +27,10 @@ from tests.refused import refused
 class Slots:
     """What both have in common: slots that hold a lease each, in arrays."""
 
-    default_lanes: ClassVar[int] = 64
-    max_lanes: ClassVar[int | None] = None
-    needs_processes: ClassVar[bool] = False
-    several_agents: ClassVar[bool] = False
+    facts: ClassVar[RunnerFacts] = RunnerFacts(default_lanes=64, conditions=False)
 
     def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
-        self.count, self.runner_index = settings.runners.lanes, runner_index
+        self.count, self.runner_index = self.facts.lanes(settings), runner_index
         self.width = len(self.columns(settings))
         self.queue: deque[Lease] = deque()
         self.leases: list[Lease | None] = [None] * self.count
@@ -233,7 +230,7 @@ def test_a_run_without_a_report_is_named() -> None:
 class TwoAgentToy(Slots):
     """Two agents; the second leaves half way. Their returns are columns of their own."""
 
-    default_lanes: ClassVar[int] = 2
+    facts: ClassVar[RunnerFacts] = RunnerFacts(default_lanes=2, conditions=False)
 
     @classmethod
     def columns(cls, settings: EvalSettings) -> tuple[str, ...]:
@@ -265,7 +262,7 @@ def test_a_runner_of_its_own_is_evaluated_as_any_other(cls: Any, tmp_path: Path)
     with EvalRunnerGroup(config(cls)) as group:
         group.submit().cancel()
         assert group.evaluate().fingerprint == whole.fingerprint
-        assert group.foreach_runner(lambda runner: runner.count) == [cls.default_lanes]
+        assert group.foreach_runner(lambda runner: runner.count) == [cls.facts.default_lanes]
 
 
 def test_the_columns_of_a_runner_are_in_every_record_and_in_the_log(tmp_path: Path) -> None:

@@ -14,12 +14,13 @@ import torch
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
 from rl_eval.backends import Call, Reply
 from rl_eval.backends.requests import Run, Start
-from rl_eval.config.runner_processes import check_processes, shares_processes
 from rl_eval.errors import ConfigError, RunnerLost, WeightsError
 from rl_eval.execution.jobs import Reconfigure
 from rl_eval.execution.outcome import EvalOutcome
 from rl_eval.execution.runner_pool import GroupWeights
 from rl_eval.execution.session import Opening
+from rl_eval.runners import layout_of
+from rl_eval.runners.runner_processes import check_processes, shares_processes
 from rl_eval.supervision.flight_recorder import STEP, FlightRecorder
 from tests.refused import refused
 from tests.unit.test_loop import World
@@ -261,7 +262,7 @@ def test_lost_positions_are_filled_again() -> None:
 def test_a_change_behind_an_evaluation_that_fails_is_made() -> None:
     """What comes before it fails with the error of its settings, what comes after it does not."""
     world = World(runners=1)
-    outcome = EvalOutcome(world.settings, world.settings.plan())
+    outcome = EvalOutcome(world.settings, layout_of(world.settings), world.settings.plan())
     world.post(Opening(outcome))
     change = reconfigured(world)
     assert not change.done

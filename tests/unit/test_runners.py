@@ -1049,9 +1049,9 @@ class Unfinished(EvalRunner):
         (f"{__name__}:NoSuchRunner", "NoSuchRunner"),
         (f"{__name__}:Unfinished", "rl_eval.EvalRunner"),
         (EvalRunner, "rl_eval.EvalRunner"),
-        (f"{__name__}:Walk", "default_lanes"),
+        (f"{__name__}:Walk", "facts"),
         (f"{__name__}:walk", "rl_eval.EvalRunner"),
-        (int, "default_lanes"),
+        (int, "facts"),
     ],
 )
 def test_a_runner_that_cannot_be_is_a_config_error(selected: Any, named: str) -> None:

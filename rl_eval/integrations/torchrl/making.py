@@ -32,9 +32,9 @@ from rl_eval.integrations.torchrl.normalizers import check_initialized, load_sta
 from rl_eval.integrations.torchrl.policy import Key, TensorDictPolicy
 from rl_eval.policies.uniform import UniformPolicy
 from rl_eval.protocols import EnvContext, NoiseSource
-from rl_eval.recording.trajectories import CompressedArray, CompressedRows
 from rl_eval.records.episode import EpisodeRecord, EpisodeSpec
 from rl_eval.runners import EvalRunner
+from rl_eval.runners.trajectories import CompressedArray, CompressedRows
 
 UNIFORM: Final = "uniform"
 """Mode of uniformly random actions."""

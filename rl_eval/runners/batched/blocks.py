@@ -18,6 +18,7 @@ from rl_eval.records.determinism import Trace, action_digest
 from rl_eval.records.episode import PROGRESS, FaultCause, Lease, Phase
 from rl_eval.runners.batched.runner import BatchedEvalRunner, lane_of_call
 from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep, Reported
+from rl_eval.runners.facts import RunnerFacts
 from rl_eval.runners.lane import PendingReport
 from rl_eval.supervision.caller import survivable
 from rl_eval.supervision.flight_recorder import RESET
@@ -65,9 +66,7 @@ class BlockEvalRunner(BatchedEvalRunner):
     fault fails the whole block.
     """
 
-    runs_blocks: ClassVar[bool] = True
-    meets_conditions: ClassVar[bool] = False
-    _in_blocks: ClassVar[bool] = True
+    facts: ClassVar[RunnerFacts] = RunnerFacts(unit="block", conditions=False, sweeps=True)
     _block: _Block | None = None
 
     @property
@@ -82,7 +81,7 @@ class BlockEvalRunner(BatchedEvalRunner):
     @override
     def _layout_of(self, simulator: BatchSimulator) -> dict[str, Any]:
         runners = self.settings.runners
-        layout = {"adapter": simulator.name, "num_envs": runners.lanes}
+        layout = {"adapter": simulator.name, "num_envs": self.lanes}
         return layout | {"guarantee": "layout", "block": runners.block}
 
     @property

@@ -36,6 +36,7 @@ from rl_eval.runners.batched.trial import try_out
 from rl_eval.runners.batched.vector_env import build_simulator
 from rl_eval.runners.core import RunnerCore
 from rl_eval.runners.environment import check_condition_keys, takes_context
+from rl_eval.runners.facts import RunnerFacts
 from rl_eval.runners.lane import PendingReport
 from rl_eval.runners.observers import Factory
 from rl_eval.scheduling.plan import EpisodePlan
@@ -62,13 +63,11 @@ class BatchedEvalRunner(RunnerCore):
     """
 
     _inference: RowInference
-    steps_all_slots: ClassVar[bool] = True
-    acts_in_sweeps: ClassVar[bool] = True
-    _in_blocks: ClassVar[bool] = False
+    facts: ClassVar[RunnerFacts] = RunnerFacts(unit="batch", sweeps=True)
 
     def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
         _check_supported(settings)
-        count = settings.runners.lanes
+        count = self.facts.lanes(settings)
         self._leases: list[Lease | None] = [None] * count
         self._attempts = Attempts(count, len(self._info_keys(settings)))
         self._step_clock = 0.0
@@ -95,10 +94,10 @@ class BatchedEvalRunner(RunnerCore):
 
     @override
     def make_inference(self) -> RowInference:
-        section, lanes = self.settings.policy, self.settings.runners.lanes
+        section = self.settings.policy
         on_device = section.inference == "batched" and getattr(self._policy, "takes_device_arrays", False)
         observations = DeviceObservations if on_device else ObservationBatch
-        return RowInference(self._policy, *self.spaces, lanes, section, observations)
+        return RowInference(self._policy, *self.spaces, self.lanes, section, observations)
 
     @override
     def _bound_to(self) -> dict[str, Any]:
@@ -158,7 +157,7 @@ class BatchedEvalRunner(RunnerCore):
         self._recorder.enter(CONSTRUCT, lane_of_call(num_envs))
         started, section = perf_counter(), self.settings.environment
         runners = self.settings.runners.num_runners
-        simulator = build_simulator(section, self.runner_index, runners, num_envs, blocks=self._in_blocks)
+        simulator = build_simulator(section, self.runner_index, runners, num_envs, blocks=self.facts.unit == "block")
         seconds = perf_counter() - started
         self._attempts.started += seconds  # Construction does not count as time of an episode.
         self._pending.tracing.constructed(seconds)
@@ -170,14 +169,14 @@ class BatchedEvalRunner(RunnerCore):
         self._pending.standing_note = simulator.note
         self._layout = self._layout_of(simulator)
         check_condition_keys(self.settings.evaluation.conditions, simulator.condition_keys)
-        if not (simulator.trusted or self._in_blocks):
+        if not (simulator.trusted or self.facts.unit == "block"):
             self._try_out(simulator)
         return simulator.observation_space, simulator.action_space
 
     def _layout_of(self, simulator: BatchSimulator) -> dict[str, Any]:
         if not simulator.couples_slots and self.settings.policy.inference != "batched":
             return {}
-        return {"adapter": simulator.name, "num_envs": self.settings.runners.lanes, "guarantee": "conditions"}
+        return {"adapter": simulator.name, "num_envs": self.lanes, "guarantee": "conditions"}
 
     def _try_out(self, simulator: BatchSimulator) -> None:
         """Reject a simulator that breaks its contract.

@@ -21,6 +21,7 @@ from rl_eval.policies.subject import DEFAULT_POLICY, sections_of
 from rl_eval.protocols import NoiseSource, Policy
 from rl_eval.records.agents import agent_columns
 from rl_eval.records.episode import EpisodeSpec
+from rl_eval.runners.facts import RunnerFacts
 from rl_eval.runners.lane import Lane
 from rl_eval.runners.metrics import scalar_columns
 from rl_eval.runners.multi_agent.inference import AgentsInference, PolicyInference
@@ -222,8 +223,7 @@ class MultiAgentEvalRunner(VectorEvalRunner):
     """
 
     _inference: AgentsInference
-    several_agents: ClassVar[bool] = True
-    meets_conditions: ClassVar[bool] = False
+    facts: ClassVar[RunnerFacts] = RunnerFacts(agents=True, conditions=False, sweeps=True)
 
     def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
         super().__init__(settings, runner_index, policy)

@@ -186,10 +186,11 @@ class EvalRunnerContract(ObserverContract):
 
         Each call makes at most one step per slot. There are never more live episodes than slots.
         """
-        cls = runner_class(self.runner)
-        most = self.num_episodes + 3 if cls.max_lanes is None else min(cls.max_lanes, self.num_episodes + 3)
-        if not 1 <= cls.default_lanes <= (cls.max_lanes or cls.default_lanes):
-            raise AssertionError(f"default_lanes is {cls.default_lanes}, but must be from 1 to {cls.max_lanes}")
+        facts = runner_class(self.runner).facts
+        default, limit = facts.default_lanes, facts.max_lanes
+        most = self.num_episodes + 3 if limit is None else min(limit, self.num_episodes + 3)
+        if not 1 <= default <= (limit or default):
+            raise AssertionError(f"default_lanes is {default}, but must be from 1 to {limit}")
         for slots in sorted({1, (most + 1) // 2, most, *self.lane_counts}):
             with self.make_runner(slots) as runner:
                 played = play(runner, leases_of(self.num_episodes), budget_s=0.0)

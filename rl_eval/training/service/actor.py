@@ -183,9 +183,10 @@ class EvalService:
             elif found in self._waiting():
                 from rl_eval.execution.aspects import default_aspects
                 from rl_eval.execution.outcome import EvalOutcome
+                from rl_eval.runners import layout_of
 
                 settings = self._open_group().settings
-                outcome = EvalOutcome(settings, settings.plan(), aspects=default_aspects(dict))
+                outcome = EvalOutcome(settings, layout_of(settings), settings.plan(), aspects=default_aspects(dict))
                 self._conclude(found, outcome.handle.snapshot(reason))
 
     # ------------------------------------------------------------------ calls without a client

@@ -21,9 +21,9 @@ from typing import Any, Final, Literal, final
 from rl_eval.errors import ConfigError, EvalError, UsageError, check_known
 from rl_eval.execution.handle import EvalHandle
 from rl_eval.execution.recorded import TRAJECTORY
-from rl_eval.recording.trajectories import Fragment, Trajectory, TrajectoryRecorder, as_arrays, as_tensordict, reserve
 from rl_eval.records.episode import Outcome
 from rl_eval.results.result import EvalResult
+from rl_eval.runners.trajectories import Fragment, Trajectory, TrajectoryRecorder, as_arrays, as_tensordict, reserve
 from rl_eval.scheduling.plan import EpisodePlan
 
 _CHOICES: Final = {"mode": ("complete_episodes", "truncate_episodes"), "order": ("plan", "first_ready")}

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from rl_eval.config.settings import EvalSettings, RunnersSection
 from rl_eval.errors import ConfigError
+from rl_eval.runners import class_of
 
 _OF_EACH_START: Final = {"runner", "block", "runner_start_timeout_s", "num_envs_per_runner"}
 """Keys of the section ``runners`` that are not compared by value. ``num_envs_per_runner`` is compared by the number of
@@ -45,6 +46,6 @@ def _fixed(settings: EvalSettings) -> dict[str, Any]:
     return {
         **number,
         **{f"runners.{key}": getattr(runners, key) for key in sorted(kept)},
-        "runners.num_envs_per_runner": runners.lanes,
+        "runners.num_envs_per_runner": class_of(settings).facts.lanes(settings),
         **{f"fault_tolerance.{key}": getattr(faults, key) for key in _DEADLINES},
     }
