@@ -27,6 +27,7 @@ from rl_eval.records.determinism import (
     first_difference,
 )
 from rl_eval.records.episode import PROGRESS, ROW, EpisodeTable, Fault, Outcome, RunReport
+from rl_eval.runners import layout_of
 from rl_eval.scheduling.plan import EpisodePlan
 from tests.refused import refused
 
@@ -114,7 +115,9 @@ def choice_of(records: EpisodeTable, build: float = 0.0, run: float = 10.0, runn
     made = EvalConfig().environment("CartPole-v1", **sections).policy(MLP).runners(num_envs_per_runner=32)
     table = EpisodeTable(len(records.rows))
     store = SimpleNamespace(table=table, counted=table, ended_by=None, numerics={})
-    sample = DeterminismSample(SimpleNamespace(settings=made.build(), store=store, suspect=""))
+    settings = made.build()
+    outcome = SimpleNamespace(settings=settings, layout=layout_of(settings), store=store, suspect="")
+    sample = DeterminismSample(outcome)
     sample.begin(None)
     sample.counted(replace(report(records.rows[:0]), extra={DETERMINISM: TracedRuns(construct_seconds=build)}), set())
     store.table = store.counted = records
