@@ -18,6 +18,7 @@ from rl_eval.execution.outcome import Aspect, EvalOutcome
 from rl_eval.execution.runner_pool import GroupWeights, Member, RunnerPool
 from rl_eval.execution.session import Opening
 from rl_eval.records.episode import RunReport
+from rl_eval.runners import layout_of
 from rl_eval.runners.core import RunnerCore
 
 
@@ -64,7 +65,7 @@ def test_an_aspect_adds_a_number_to_every_report(kind: str) -> None:
     config.evaluation(num_episodes=200, determinism_check=0)
     settings = config.build()
     with loop_of(settings) as loop:
-        outcome = EvalOutcome(settings, settings.plan(), aspects=[Numbers])
+        outcome = EvalOutcome(settings, layout_of(settings), settings.plan(), aspects=[Numbers])
         loop.post(Opening(outcome))
         result: EvalResult = outcome.handle.result()
     numbers = result.provenance["numbers"]
