@@ -218,6 +218,7 @@ def _put_aside(
     from rl_eval.log.storage import open_storage
     from rl_eval.policies.subject import configured_weights
     from rl_eval.recording.replay import recorded_config
+    from rl_eval.records.episode import used_attempts
     from rl_eval.results.provenance import manifest_of
 
     failed = [index for index, row in enumerate(result.table.completed) if result.table.filled[index] and not row]
@@ -232,7 +233,8 @@ def _put_aside(
         raise UsageError(f"{problem}, which --retry needs", key="--retry", value=shown(path), fix=fix)
     config = recorded_config(result.provenance["config"])
     tolerance = config["fault_tolerance"]
-    spent = max((fault.attempt for fault in result.faults), default=0)
+    used, pardoned = used_attempts(result.table)
+    spent = max((number - pardoned.get(index, 0) for index, number in used.items()), default=0)
     tolerance["max_attempts_per_episode"] = spent + (attempts or tolerance["max_attempts_per_episode"])
     settings = make_settings(config)
     if chosen:

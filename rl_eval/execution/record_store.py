@@ -10,7 +10,6 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
@@ -18,7 +17,7 @@ import numpy.typing as npt
 
 from rl_eval.errors.redaction import redact_text
 from rl_eval.records.determinism import UNFINISHED
-from rl_eval.records.episode import ROW, Batch, EpisodeTable, Fault, Outcome, RuleEnd, RunReport, without_place
+from rl_eval.records.episode import ROW, Batch, EpisodeTable, Fault, Pardon, RuleEnd, RunReport, without_place
 from rl_eval.scheduling.rules import Rule, Rules
 
 if TYPE_CHECKING:
@@ -54,8 +53,6 @@ class RecordStore:
         self._log = log
         self._late: list[tuple[npt.NDArray[np.void], npt.NDArray[np.float64]]] = []
         self._mismatches: set[int] = set()
-        self._charged: dict[tuple[int, int, int], Fault] = {}
-        """Charged faults that runners reported, by index, attempt and position of the runner."""
         self._unwritten: dict[str, float] = defaultdict(float)
         self._unwritten_notes: list[str] = []
         self._clock: float | None = None
@@ -116,30 +113,19 @@ class RecordStore:
     def add(self, report: RunReport, positions: tuple[int, ...]) -> None:
         """Add the rows of a report at these positions."""
         chosen = slice(None) if len(positions) == len(report.rows) else list(positions)
-        self._enter(report.rows[chosen], report.infos[chosen], ())
+        self._enter(report.rows[chosen], report.infos[chosen])
 
-    def uncharge(self, runner: int, attempts: Iterable[tuple[int, int]] | None = None) -> list[Fault]:
-        """Mark failed attempts on a runner as uncharged, and return their faults as they were before.
-
-        Args:
-            runner: Position of the runner.
-            attempts: Pairs (index, attempt); by default all attempts on this runner, except those of failed episodes.
-        """
-        if attempts is None:
-            failed = self.table.rows["outcome"] == Outcome.FAILED
-            attempts = [(index, attempt) for index, attempt, at in self._charged if at == runner and not failed[index]]
-        found = [self._charged.pop(key) for attempt in attempts if (key := (*attempt, runner)) in self._charged]
-        self.add_faults(tuple(replace(fault, charged=False) for fault in found))
-        return found
+    def pardon(self, attempts: Iterable[tuple[int, int]], reason: str) -> None:
+        """Cancel the charged faults of attempts: pairs (index, attempt)."""
+        self._enter(*self._nothing, pardons=tuple(Pardon(index, attempt, reason) for index, attempt in attempts))
 
     def add_faults(self, faults: tuple[Fault, ...]) -> None:
         """Add faults, in order of time."""
-        self._charged |= {(fault.index, fault.attempt, fault.runner): fault for fault in faults if fault.charged}
         self._enter(*self._nothing, faults)
 
     def add_rows(self, rows: npt.NDArray[np.void]) -> None:
         """Add rows, shape (n,), that no runner reported."""
-        self._enter(rows, np.full((len(rows), len(self.table.info_keys)), np.nan), ())
+        self._enter(rows, np.full((len(rows), len(self.table.info_keys)), np.nan))
 
     def add_end(self) -> None:
         """Write the finding of the determinism check and the remaining notes, as the last entry of the log."""
@@ -223,15 +209,22 @@ class RecordStore:
             for batch in log.poll():
                 self._commit(batch)
 
-    def _enter(self, rows: npt.NDArray[np.void], infos: npt.NDArray[np.float64], faults: tuple[Fault, ...]) -> None:
-        if self._log is not None and not (len(rows) or faults):
+    def _enter(
+        self,
+        rows: npt.NDArray[np.void],
+        infos: npt.NDArray[np.float64],
+        faults: tuple[Fault, ...] = (),
+        pardons: tuple[Pardon, ...] = (),
+    ) -> None:
+        if self._log is not None and not (len(rows) or faults or pardons):
             return  # Times alone wait for the next row.
         now = time.monotonic()
         if self._clock is not None:
             self._unwritten["wall_seconds"] += now - self._clock
             self._clock = now
         notes = tuple(self._unwritten_notes)
-        batch = Batch(rows, infos, faults, dict(self._unwritten), self.numerics, notes, num_runners=self.num_runners)
+        parts = rows, infos, faults, dict(self._unwritten), self.numerics, notes
+        batch = Batch(*parts, num_runners=self.num_runners, pardons=pardons)
         self._unwritten.clear()
         self._unwritten_notes.clear()
         if self._log is None:
@@ -241,6 +234,6 @@ class RecordStore:
 
     def _commit(self, durable: Batch | LogContents) -> None:
         with self._committing:
-            self.table.fill(durable.rows, durable.infos, durable.faults)
+            self.table.fill(durable.rows, durable.infos, durable.faults, durable.pardons)
         for name, value in durable.totals.items():
             self.totals[name] += value

@@ -30,7 +30,7 @@ from rl_eval.execution.jobs import Job, WeightsSync
 from rl_eval.execution.outcome import Committing, EvalOutcome
 from rl_eval.execution.record_store import FLUSH_TIMEOUT_S
 from rl_eval.execution.runner_pool import Member
-from rl_eval.records.episode import Fault, RunReport, charged_attempts, failed_row
+from rl_eval.records.episode import Fault, RunReport, failed_row, used_attempts
 from rl_eval.results.provenance import manifest_of
 from rl_eval.scheduling import events
 from rl_eval.scheduling.blocks import schedule_of
@@ -401,8 +401,10 @@ class EpisodeSession(Phase):
         self._pool_size = 1
         self._unsent: defaultdict[int, Run] = defaultdict(Run)
         """Leases and reclaims for the next call of each runner."""
-        self._excluded: set[int] = set()
-        """Positions without a completed episode since a runner there was excluded."""
+        self._excluded: dict[int, list[tuple[int, int]]] = {}
+        """Charged attempts at each position since a runner there was excluded, until an episode completes there."""
+        self._failures: dict[int, Fault] = {}
+        """Last charged fault in a report of each runner."""
         self._waiting = Waiting(outcome.settings.evaluation.max_episode_steps)
         self._impatient = 0.0
         """Time from which failed episodes no longer wait for more runners; 0 while no episode waits."""
@@ -420,12 +422,13 @@ class EpisodeSession(Phase):
         if faults.fail_fast and not table.completed.any():
             self._fail_fast = FailFast(self._pool_size * outcome.layout.lanes)
             self._starting_until = now + settings.runners.runner_start_timeout_s
-        done, attempts = np.flatnonzero(table.filled).tolist(), charged_attempts(table)
+        done, (attempts, pardoned) = np.flatnonzero(table.filled).tolist(), used_attempts(table)
         arguments: dict[str, Any] = {
             "expected_runners": self._pool_size,
             "done": done,
             "attempts": attempts,
             "max_attempts": faults.max_attempts_per_episode,
+            "pardoned": pardoned,
         }
         block_size = outcome.layout.block_size
         self._schedule = schedule_of(outcome.plan, block_size, **arguments)
@@ -481,6 +484,10 @@ class EpisodeSession(Phase):
         verdict, store, faults = decision.verdict, self._outcome.store, _judged(report.faults, decision.verdict)
         store.add_times(report)
         store.add_faults(faults)
+        if verdict.charge:
+            self._failures[member.incarnation] = next(fault for fault in faults[::-1] if fault.charged)
+            if member.index in self._excluded:
+                self._excluded[member.index] += verdict.charge
         if verdict.record:
             self._count(member, report, verdict.record)
         if verdict.audit:
@@ -505,8 +512,10 @@ class EpisodeSession(Phase):
         return self._schedule.complete or self._outcome.store.ended_by is not None
 
     def _ended(self, reason: str) -> None:
-        for position in self._excluded:  # Its replacement has failed too, but not often enough to be excluded.
-            self._outcome.store.uncharge(position)
+        for position, failed in self._excluded.items():  # Too few failures to exclude the replacement, too.
+            pardoned = [(index, attempt) for index, attempt in failed if not self._schedule.gave_up(index)]
+            text = f"runner {position} replaced an excluded runner, and completed no episode"
+            self._outcome.store.pardon(pardoned, text)
 
     # ------------------------------------------------------------------ events, commands and calls
 
@@ -556,8 +565,8 @@ class EpisodeSession(Phase):
                 case events.GiveUp(index, seed, attempts):
                     outcome.store.add_rows(failed_row(index, seed, attempts, outcome.weights_version))
                     self.pool.progressed()
-                case events.Exclude(runner, failures, uncharged):
-                    self._exclude(runner, failures, uncharged)
+                case events.Exclude(runner, failures, pardoned):
+                    self._exclude(runner, failures, pardoned)
                 case _:
                     assert_never(command)
         for runner in touched:
@@ -576,7 +585,7 @@ class EpisodeSession(Phase):
         self._outcome.store.add(report, positions)
         self._outcome.counted(report, set(report.rows["index"][list(positions)].tolist()))
         self.pool.progressed(member)
-        self._excluded.discard(member.index)
+        self._excluded.pop(member.index, None)
         self._fail_fast = None
 
     def _note_failures(self, faults: tuple[Fault, ...], now: float) -> None:
@@ -585,17 +594,15 @@ class EpisodeSession(Phase):
             failure = self._fail_fast.failed((fault for fault in faults if fault.charged), alone=alone)
             self._outcome.failure = self._outcome.failure or failure
 
-    def _exclude(self, runner: int, failures: int, uncharged: tuple[tuple[int, int], ...]) -> None:
+    def _exclude(self, runner: int, failures: int, pardoned: tuple[tuple[int, int], ...]) -> None:
         """End a runner on which every attempt fails. A replacement may start, which counts as a restart."""
-        outcome, member = self._outcome, self.pool.members[runner]
-        faults = outcome.store.uncharge(member.index, uncharged)
+        outcome, member, last = self._outcome, self.pool.members[runner], self._failures.pop(runner)
         why = f"all of the last {failures} attempts failed on this runner, while other runners completed episodes"
-        if faults:
-            last = faults[-1]
-            why += f"; last failure on {last.node} in {last.phase}: {last.error_type}: {last.message}"
+        outcome.store.pardon(pardoned, f"runner {member.index} was excluded: {why}")
+        why += f"; last failure on {last.node} in {last.phase}: {last.error_type}: {last.message}"
         text = f"runner {member.index} was excluded, and its failures do not use up attempts of episodes: {why}"
         outcome.exclusions.append(text)
-        self._excluded.add(member.index)
+        self._excluded[member.index] = []
         outcome.store.note(text)
         self._unsent.pop(runner, None)
         self.pool.terminate(member, RunnerLost(text, runner=member.index), broken=True)

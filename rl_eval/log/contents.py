@@ -36,7 +36,7 @@ from rl_eval.log.manifest import (
 from rl_eval.log.ownership import Claim, read_claims
 from rl_eval.log.segments import Segment, SegmentName, decode, sum_totals
 from rl_eval.log.storage import Storage, log_error, open_storage
-from rl_eval.records.episode import ROW, Fault, Outcome, RuleEnd, outcomes_of
+from rl_eval.records.episode import ROW, Fault, Outcome, Pardon, RuleEnd, outcomes_of
 
 _SEGMENTS: Final = "segments"
 _DAMAGED: Final = "damaged"
@@ -57,7 +57,9 @@ class LogContents:
     infos: npt.NDArray[np.float64]
     """Info scalars of the rows, shape (n, len(manifest.info_keys))."""
     faults: tuple[Fault, ...]
-    """Faults in order of writing. A charged fault that was written again after a restart appears only once."""
+    """Faults in order of writing. A charged fault of an attempt that ran again after a restart appears only once."""
+    pardons: tuple[Pardon, ...]
+    """Pardons of charged faults."""
     numerics: dict[str, Any]
     """Numerics key of the first session that recorded a key."""
     totals: dict[str, float]
@@ -237,6 +239,7 @@ def fold(
         rows=rows,
         infos=infos,
         faults=tuple(_once(fault for _, segment in found.segments for fault in segment.faults)),
+        pardons=tuple(pardon for header in headers for pardon in header.pardons),
         numerics=next((header.numerics for header in headers if header.numerics), {}),
         totals=sum_totals(header.totals for header in headers),
         notes=tuple(dict.fromkeys([*map(str, amendments), *map(str, retries), *written])),
@@ -311,7 +314,7 @@ def _damaged(storage: Storage, name: str, reason: str) -> LogError:
 def _once(faults: Iterable[Fault]) -> Iterable[Fault]:
     charged = set()
     for fault in faults:
-        ended = (fault.index, fault.attempt, fault.cause, fault.phase, fault.step, fault.error_type, fault.message)
+        ended = fault.index, fault.attempt
         if not fault.charged:
             yield fault  # The attempt ran again with the same number, so an equal fault may be a new one.
         elif ended not in charged:

@@ -29,7 +29,7 @@ from rl_eval.log.storage import Storage
 from rl_eval.records.episode import Outcome
 from rl_eval.records.plain import ABSENT, Difference, differences, parse_json, plain, typed
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Version of the log format; a reader rejects other versions."""
 
 MANIFEST_FILE: Final = "manifest.json"

@@ -20,7 +20,7 @@ import xxhash
 
 from rl_eval.errors import LogError
 from rl_eval.log.manifest import FORMAT
-from rl_eval.records.episode import ROW, Batch, Fault, RuleEnd
+from rl_eval.records.episode import ROW, Batch, Fault, Pardon, RuleEnd
 from rl_eval.records.parquet import (
     TEXTS,
     ParquetColumns,
@@ -81,6 +81,8 @@ class Header:
     """Largest number of runner processes at one time so far; None if unknown."""
     ended_by: RuleEnd | None = None
     """End of the evaluation by a rule."""
+    pardons: list[Pardon] = field(default_factory=list)
+    """Pardons since the previous flush, of faults in this or earlier segments."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,8 @@ def encode(batches: Sequence[Batch], info_keys: Sequence[str], session: str) -> 
     last = batches[-1]
     totals = sum_totals(batch.totals for batch in batches)
     ended_by = next((batch.ended_by for batch in reversed(batches) if batch.ended_by), None)
-    header = Header(session, numerics, totals, notes, last.determinism, last.num_runners, ended_by)
+    pardons = [pardon for batch in batches for pardon in batch.pardons]
+    header = Header(session, numerics, totals, notes, last.determinism, last.num_runners, ended_by, pardons)
     files: list[tuple[Kind, bytes]] = [("episodes", _encode(episode_columns(rows, infos, info_keys), header))]
     if faults:
         files.insert(0, ("faults", _encode(fault_columns(faults), Header(session))))

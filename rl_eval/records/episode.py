@@ -12,7 +12,7 @@ import copy
 import hashlib
 import json
 import math
-from collections import namedtuple
+from collections import Counter, namedtuple
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -176,6 +176,8 @@ class Fault:
     """Whether the fault used up the attempt. The loss of a runner uses up an attempt of an episode only if there is
     evidence against this episode. In a report, False means *suspected*: several episodes shared the call that failed,
     and one of them caused the fault."""
+    pardon: str = ""
+    """Reason why the fault is no longer charged; empty without a :class:`Pardon`."""
 
     @staticmethod
     def describe(error: BaseException) -> tuple[str, str, str]:
@@ -187,6 +189,15 @@ class Fault:
             f"episode {self.index} (seed {self.seed}), attempt {self.attempt}, runner {self.runner}: "
             f"{self.cause} failed in {self.phase} after {self.step} steps: {self.error_type}: {self.message}"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Pardon:
+    """Cancellation of the charged fault of an attempt. The attempt is not used up, but its number is not used again."""
+
+    index: int
+    attempt: int
+    reason: str
 
 
 _TRUNCATIONS: Final = {None if cut is Truncation.NONE else cut.name.lower(): int(cut) for cut in Truncation}
@@ -357,6 +368,8 @@ class Batch:
     """Largest number of runner processes at one time so far; 0 if the runners are in the caller's process."""
     ended_by: RuleEnd | None = None
     """End of the evaluation by a rule."""
+    pardons: tuple[Pardon, ...] = ()
+    """Pardons of faults in earlier batches, or in this batch."""
 
 
 _FIRST_SEEN: Final = "; first seen in "
@@ -390,9 +403,6 @@ class EpisodeTable:
         self.faults: dict[int, list[Fault]] = {}
         self.conditions: Sequence[str] = ()
         """Id of the condition of each episode; empty without conditions. A result sets the ids from its plan."""
-        self._charged: dict[Fault, int] = {}
-        """Position of each charged fault in the list of its episode, because a search in the list would take too long:
-        a file of another program may have any number of faults."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -417,6 +427,7 @@ class EpisodeTable:
         rows: npt.NDArray[np.void],
         infos: npt.NDArray[np.float64] | None = None,
         faults: Iterable[Fault] = (),
+        pardons: Iterable[Pardon] = (),
     ) -> None:
         """Write finished rows at their indices, and attach faults to their episodes.
 
@@ -424,6 +435,7 @@ class EpisodeTable:
             rows: Array of :data:`ROW`, shape (n,).
             infos: Info scalars of the rows, shape (n, len(info_keys)).
             faults: Faults, also of episodes that have no row yet.
+            pardons: Pardons of these or earlier faults.
         """
         positions = rows["index"]
         self.rows[positions] = rows
@@ -431,13 +443,20 @@ class EpisodeTable:
             self.infos[positions] = infos
         for fault in faults:
             self.add_fault(fault)
+        reasons = {(one.index, one.attempt): one.reason for one in pardons}
+        for index in {index for index, _ in reasons} & self.faults.keys():
+            self.faults[index] = [
+                replace(fault, charged=False, pardon=reasons[index, fault.attempt])
+                if fault.charged and (index, fault.attempt) in reasons
+                else fault
+                for fault in self.faults[index]
+            ]
 
     def copy(self) -> EpisodeTable:
         """Return a copy of the table, which does not change when the original is filled."""
         copied = EpisodeTable(len(self), self.info_keys)
         copied.rows, copied.infos = self.rows.copy(), self.infos.copy()
         copied.faults = {index: list(faults) for index, faults in self.faults.items()}
-        copied._charged = dict(self._charged)
         return copied
 
     def head(self, count: int) -> EpisodeTable:
@@ -449,15 +468,8 @@ class EpisodeTable:
         return copied
 
     def add_fault(self, fault: Fault) -> None:
-        """Add a fault to its episode. An uncharged fault replaces an earlier charged fault that is otherwise equal."""
-        faults = self.faults.setdefault(fault.index, [])
-        place = None if fault.charged else self._charged.pop(replace(fault, charged=True), None)
-        if place is not None:
-            faults[place] = fault
-            return
-        if fault.charged:
-            self._charged.setdefault(fault, len(faults))
-        faults.append(fault)
+        """Add a fault to its episode."""
+        self.faults.setdefault(fault.index, []).append(fault)
 
     def outcomes(self, chosen: slice | npt.NDArray[Any]) -> npt.NDArray[np.void]:
         """Return :func:`outcomes_of` of the chosen rows."""
@@ -581,10 +593,10 @@ def set_aside_rows(indices: Sequence[int], seeds: npt.NDArray[np.int64]) -> npt.
     return np.array(rows, ROW)
 
 
-def charged_attempts(table: EpisodeTable) -> dict[int, int]:
-    """Return the number of used attempts of each unfinished episode, by index."""
-    return {
-        index: max(charged)
-        for index, faults in table.faults.items()
-        if (charged := [fault.attempt for fault in faults if fault.charged]) and not table.filled[index]
-    }
+def used_attempts(table: EpisodeTable) -> tuple[dict[int, int], dict[int, int]]:
+    """Return the highest number of a charged or pardoned attempt of each episode, and the number of its pardons."""
+    counted = [fault for faults in table.faults.values() for fault in faults if fault.charged or fault.pardon]
+    attempts: dict[int, int] = {}
+    for fault in counted:
+        attempts[fault.index] = max(fault.attempt, attempts.get(fault.index, 0))
+    return attempts, dict(Counter(fault.index for fault in counted if fault.pardon))

@@ -70,7 +70,7 @@ def _result(contents: LogContents, folder: str) -> EvalResult:
     check_fingerprint(f"plan of {folder}", manifest.plan_fingerprint, plan.fingerprint)
     table = EpisodeTable(len(plan), manifest.info_keys)
     table.fill(contents.set_aside)
-    table.fill(contents.rows, contents.infos, contents.faults)
+    table.fill(contents.rows, contents.infos, contents.faults, contents.pardons)
     if (ended_by := contents.ended_by) is not None:
         table = table.head(ended_by.after)
     unfinished = f"the run in {folder} is not finished: continue it with rl-eval run ... --output {folder}"

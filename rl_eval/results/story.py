@@ -91,7 +91,7 @@ def _attempt(event: Event) -> tuple[int, int | None]:
 
 def _fault_event(fault: Fault) -> Event:
     place = f"after {fault.step:,} steps" if fault.step else "before the first step"
-    counted = "" if fault.charged else "; no attempt used up"
+    counted = "" if fault.charged else f"; no attempt used up{f': {fault.pardon}' * bool(fault.pardon)}"
     text = f"{fault.cause} failed in {fault.phase} {place}: {fault.error_type}: {fault.message}{counted}"
     return Event("fault", text, fault.attempt, fault.runner, fault.seconds, fault)
 

@@ -46,6 +46,7 @@ class BlockSchedule(Schedule):
         done: Indices that are already finished, in a resumed run. A block is done if all its episodes are finished.
         attempts: Numbers of used attempts, by the index of any episode of a block.
         max_attempts: Maximum number of attempts of a block.
+        pardoned: Numbers of pardoned attempts, by the index of any episode of a block.
     """
 
     def __init__(
@@ -56,15 +57,15 @@ class BlockSchedule(Schedule):
         done: Collection[int] = (),
         attempts: Mapping[int, int] | None = None,
         max_attempts: int = 3,
+        pardoned: Mapping[int, int] | None = None,
     ) -> None:
         self._episodes, self._size = plan, size
         counts = np.bincount(np.array(sorted(done), np.int64) // size, minlength=-(-len(plan) // size))
         finished = [block for block, count in enumerate(counts.tolist()) if count == len(self._indices(block))]
-        used: dict[int, int] = {}
-        for index, count in (attempts or {}).items():
-            used[index // size] = max(count, used.get(index // size, 0))
         blocks: EpisodePlan = _BlockPlan(plan, size)  # type: ignore[assignment]  # It has what a schedule reads.
-        super().__init__(blocks, expected_runners, finished, used, max_attempts)
+        super().__init__(
+            blocks, expected_runners, finished, self._highest(attempts), max_attempts, self._highest(pardoned)
+        )
 
     @override
     def handle(self, event: events.Event) -> events.Decision:
@@ -97,6 +98,10 @@ class BlockSchedule(Schedule):
         """Number of episodes in blocks that are neither recorded nor given up."""
         return sum(len(self._indices(block)) for block, done in enumerate(self._done) if not done)
 
+    @override
+    def gave_up(self, index: int) -> bool:
+        return super().gave_up(index // self._size)
+
     # ---------------------------------------------------------------- episodes to blocks
 
     def _indices(self, block: int) -> range:
@@ -104,6 +109,13 @@ class BlockSchedule(Schedule):
 
     def _blocks(self, indices: Iterable[int]) -> tuple[int, ...]:
         return tuple(dict.fromkeys(index // self._size for index in indices))
+
+    def _highest(self, numbers: Mapping[int, int] | None) -> dict[int, int]:
+        """Return the highest number of each block."""
+        highest: dict[int, int] = {}
+        for index, number in (numbers or {}).items():
+            highest[index // self._size] = max(number, highest.get(index // self._size, 0))
+        return highest
 
     def _pairs(self, pairs: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
         return tuple(dict.fromkeys((index // self._size, attempt) for index, attempt in pairs))
@@ -130,8 +142,8 @@ class BlockSchedule(Schedule):
                     yield events.Grant(runner, tuple(self._block_lease(lease) for lease in leases))
                 case events.Reclaim(runner, blocks):
                     yield events.Reclaim(runner, tuple(block * self._size for block in blocks))
-                case events.Exclude(runner, failures, uncharged):
-                    pairs = tuple((block * self._size, attempt) for block, attempt in uncharged)
+                case events.Exclude(runner, failures, pardoned):
+                    pairs = tuple((block * self._size, attempt) for block, attempt in pardoned)
                     yield events.Exclude(runner, failures, pairs)
                 case events.GiveUp(block, _, attempts):
                     for index in self._indices(block):
@@ -160,8 +172,9 @@ def repeat_decisions(history: Sequence[Any]) -> Iterator[events.Decision]:
         AssertionError: The schedule broke a rule.
     """
     arguments, *written = history
-    attempts = {int(index): count for index, count in arguments["attempts"].items()}
-    schedule = schedule_of(**arguments | {"plan": EpisodePlan.from_dict(arguments["plan"]), "attempts": attempts})
+    for name in ("attempts", "pardoned"):  # JSON has no integers as keys.
+        arguments = arguments | {name: {int(index): count for index, count in arguments[name].items()}}
+    schedule = schedule_of(**arguments | {"plan": EpisodePlan.from_dict(arguments["plan"])})
     for event in written:
         yield schedule.handle(events.from_list(event))
         schedule.validate()

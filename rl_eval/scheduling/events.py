@@ -131,7 +131,7 @@ class Exclude:
     runner: int
     failures: int
     """Number of attempts that failed on the runner."""
-    uncharged: tuple[tuple[int, int], ...]
+    pardoned: tuple[tuple[int, int], ...]
     """(index, attempt) of each attempt that failed on the runner and now counts as not used up: all, except those of
     episodes that were given up."""
 

@@ -65,9 +65,10 @@ class Schedule:
         expected_runners: Number of runners that should join. A runner gets at most an equal share of the remaining
             episodes, except for retries, so that runners that join later get episodes, too.
         done: Indices that are already finished, in a resumed run.
-        attempts: Numbers of used attempts, by index. Episodes that have no attempt left are given up at the first
-            event.
+        attempts: Highest number of a used or pardoned attempt, by index. Episodes that have no attempt left are given
+            up at the first event.
         max_attempts: Maximum number of attempts of an episode.
+        pardoned: Numbers of pardoned attempts, by index. They are not used up, but their numbers are not used again.
 
     Raises:
         ValueError: An index of ``done`` or ``attempts`` is outside the plan.
@@ -80,6 +81,7 @@ class Schedule:
         done: Collection[int] = (),
         attempts: Mapping[int, int] | None = None,
         max_attempts: int = 3,
+        pardoned: Mapping[int, int] | None = None,
     ) -> None:
         self._plan = plan
         self._expected = max(1, expected_runners)
@@ -99,12 +101,12 @@ class Schedule:
         self._holder: dict[int, int] = {}
         self._max_attempts = max_attempts
         self._attempts = {index: count for index, count in (attempts or {}).items() if not self._done[index]}
-        self._uncharged: dict[int, int] = {}
-        """Number of failed attempts of an episode that use up no attempt, by index."""
+        self._pardoned = dict(pardoned or {})
+        """Number of pardoned attempts of an episode, by index."""
         self._failed_on: dict[int, list[int]] = {}
         """Runners on which an unfinished episode has failed."""
         self._given_up: set[int] = set()
-        self._spent = sorted(index for index, count in self._attempts.items() if count >= max_attempts)
+        self._spent = sorted(filter(self._is_spent, self._attempts))
         self._runners = RunnerStates()
         self._cancelled = False
         self._skip_done()
@@ -139,6 +141,10 @@ class Schedule:
     def holds(self, runner: int) -> bool:
         """Whether the runner holds any lease."""
         return runner in self._runners and bool(self._runners[runner].held)
+
+    def gave_up(self, index: int) -> bool:
+        """Whether an episode was given up."""
+        return index in self._given_up
 
     def validate(self) -> None:
         """Check rules about the parts of the state. The effort grows with the number of held and waiting episodes.
@@ -311,7 +317,7 @@ class Schedule:
 
     def _is_spent(self, index: int) -> bool:
         """Whether an episode has no attempt left."""
-        return self._attempts.get(index, 0) - self._uncharged.get(index, 0) >= self._max_attempts
+        return self._attempts.get(index, 0) - self._pardoned.get(index, 0) >= self._max_attempts
 
     def _settle(self, indices: Collection[int]) -> None:
         for index in indices:
@@ -320,7 +326,7 @@ class Schedule:
         self._isolation.discard(indices)
         for index in self._attempts.keys() & indices:
             del self._attempts[index]
-            self._uncharged.pop(index, None)
+            self._pardoned.pop(index, None)
             self._failed_on.pop(index, None)
 
     def _give_up(self, index: int) -> GiveUp:
@@ -349,11 +355,11 @@ class Schedule:
 
     def _exclude(self, runner: int) -> list[Command]:
         failed = self._runners[runner].failed
-        uncharged = tuple((index, attempt) for index, attempt in failed if index not in self._given_up)
-        for index, _ in uncharged:
+        pardoned = tuple((index, attempt) for index, attempt in failed if index not in self._given_up)
+        for index, _ in pardoned:
             if not self._done[index]:
-                self._uncharged[index] = self._uncharged.get(index, 0) + 1
-        commands: list[Command] = [Exclude(runner, len(failed), uncharged)]
+                self._pardoned[index] = self._pardoned.get(index, 0) + 1
+        commands: list[Command] = [Exclude(runner, len(failed), pardoned)]
         for index in self._remove(runner):
             commands += self._put_back(index)
         return commands

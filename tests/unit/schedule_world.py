@@ -72,10 +72,14 @@ class Referee:
         expected: int = 1,
         done: Collection[int] = (),
         attempts: Mapping[int, int] | None = None,
+        pardoned: Mapping[int, int] | None = None,
     ) -> None:
         plan, already, spent = EpisodePlan(num_episodes, seed), sorted(done), dict(attempts or {})
+        forgiven = dict(pardoned or {})
         self.seeds: list[int] = plan.seeds.tolist()
-        self.make_schedule: Callable[[], Any] = lambda: module.Schedule(plan, expected, already, spent, MAX_ATTEMPTS)
+        self.make_schedule: Callable[[], Any] = lambda: module.Schedule(
+            plan, expected, already, spent, MAX_ATTEMPTS, forgiven
+        )
         self.schedule = self.make_schedule()
         self.expected = max(1, expected)
         self.done = set(done)
@@ -87,11 +91,11 @@ class Referee:
         """Isolated episodes, and how many of them may share a runner with each."""
         self.holder: dict[int, int] = {}
         self.attempts = {index: count for index, count in spent.items() if index not in self.done}
-        self.uncharged: dict[int, int] = {}
+        self.pardoned = {index: count for index, count in forgiven.items() if index not in self.done}
         self.failed_on: dict[int, set[int]] = {}
         self.owed: list[tuple[int, int]] = []
         """Charges that the next event must cause."""
-        self.hopeless = sorted(index for index, count in self.attempts.items() if count >= MAX_ATTEMPTS)
+        self.hopeless = sorted(index for index, count in self.charges.items() if count >= MAX_ATTEMPTS)
         """Episodes that the next event must give up."""
         self.named: dict[int, int] = {}
         """How many losses each episode was named in, with something new to say about it."""
@@ -122,7 +126,7 @@ class Referee:
     @property
     def charges(self) -> dict[int, int]:
         """Attempts that each unfinished episode was charged with."""
-        return {i: n - self.uncharged.get(i, 0) for i, n in self.attempts.items() if n > self.uncharged.get(i, 0)}
+        return {i: n - self.pardoned.get(i, 0) for i, n in self.attempts.items() if n > self.pardoned.get(i, 0)}
 
     def isolating(self, runner: int) -> bool:
         return bool(self.group_size.keys() & self.runners[runner].held.keys())
@@ -246,7 +250,7 @@ class Referee:
 
     def _settle(self, index: int) -> None:
         self.done.add(index)
-        for known in (self.group_size, self.attempts, self.uncharged, self.failed_on):
+        for known in (self.group_size, self.attempts, self.pardoned, self.failed_on):
             known.pop(index, None)
 
     def _release(self, indices: Iterable[int]) -> None:
@@ -307,10 +311,10 @@ class Referee:
         assert books.failing, "a runner is excluded that completes episodes, or has hardly begun"
         assert books.others_completed, "a runner is excluded though the others complete nothing either"
         due = [(index, attempt) for index, attempt in books.failed if index not in self.given_up]
-        assert list(exclude.uncharged) == due, f"{exclude.uncharged} are not charged where {due} is right"
+        assert list(exclude.pardoned) == due, f"{exclude.pardoned} are not charged where {due} is right"
         for index, _ in due:
             if index not in self.done:
-                self.uncharged[index] = self.uncharged.get(index, 0) + 1
+                self.pardoned[index] = self.pardoned.get(index, 0) + 1
         self._release(books.held)
 
     def _check_rows(self, counted: list[int], total: int) -> None:
@@ -629,6 +633,7 @@ class World:
         self.sessions: list[Referee] = []
         self.done: set[int] = set()
         self.attempts: dict[int, int] = {}
+        self.pardoned: dict[int, int] = {}
         if self.rng.random() < 0.1:
             self.done = {index for index in range(self.num_episodes) if self.rng.random() < 0.5}
             self.attempts = {index: self.rng.randint(1, MAX_ATTEMPTS) for index in range(0, self.num_episodes, 3)}
@@ -639,7 +644,8 @@ class World:
 
     def _open(self) -> None:
         expected = self.rng.choice([1, self.most_runners, self.most_runners, 8])
-        self.referee = Referee(self.module, self.num_episodes, self.nature.seed, expected, self.done, self.attempts)
+        written = self.done, self.attempts, self.pardoned
+        self.referee = Referee(self.module, self.num_episodes, self.nature.seed, expected, *written)
         self.referee.steady = not (
             self.nature.fault_percent or self.nature.lethal_percent or self.nature.guilty_percent
         )
@@ -652,7 +658,8 @@ class World:
     def _resume(self) -> None:
         """Another driver takes over with what was written down in time, and with runners of its own."""
         self._close()
-        self.attempts = {index: count for index, count in self.referee.charges.items() if self.rng.random() < 0.9}
+        self.attempts = {index: count for index, count in self.referee.attempts.items() if self.rng.random() < 0.9}
+        self.pardoned = {index: self.referee.pardoned.get(index, 0) for index in self.attempts}
         self.done -= {index for index in sorted(self.referee.given_up) if self.rng.random() < 0.5}
         self._open()
 

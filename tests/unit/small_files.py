@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 import torch
 import yaml
 
-from rl_eval.log.manifest import checksum
+from rl_eval.log.manifest import FORMAT, checksum
 from rl_eval.log.segments import name_of
 from rl_eval.records.episode import ROW
 from rl_eval.records.parquet import episode_columns
@@ -415,7 +415,7 @@ def _(folder: Path) -> Arguments:
 def _(folder: Path) -> Arguments:
     (folder / "run" / "segments").mkdir(parents=True)
     (folder / "run" / "owners").mkdir()
-    sparse(folder / "run" / "manifest.json", b'{"format": 1, "a": "')
+    sparse(folder / "run" / "manifest.json", f'{{"format": {FORMAT}, "a": "'.encode())
     return ("show", folder / "run")
 
 
@@ -424,7 +424,7 @@ def _(folder: Path) -> Arguments:
     outcome = cli_world.call(*run_policy("random"), "--output", folder / "run", "--quiet")
     assert outcome.exit_code == 0, outcome.output
     sink = pa.BufferOutputStream()
-    header = json.dumps({"format": 1, "session": "me"})
+    header = json.dumps({"format": FORMAT, "session": "me"})
     pq.write_table(pa.table(rows(5_000_000), metadata={"rl_eval": header}), sink)
     data = bytes(sink.getvalue().to_pybytes())
     (folder / "run" / "segments" / str(name_of(data, 2, 1, "episodes"))).write_bytes(data)

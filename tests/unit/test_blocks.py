@@ -283,7 +283,7 @@ class Driver:
         used = {index: self.rng.randint(1, 3) for index in range(self.count) if self.rng.random() < 0.1}
         self.used = [max([used.get(index, 0) for index in block]) for block in self.blocks]
         """Number of attempts that each block has used up."""
-        arguments = {"expected_runners": 2, "done": sorted(done), "attempts": used}
+        arguments = {"expected_runners": 2, "done": sorted(done), "attempts": used, "pardoned": {}}
         self.schedule = module.schedule_of(self.plan, self.size, **arguments)
         self.history: list[Any] = [{"plan": self.plan.to_dict(), "block_size": self.size, **arguments}]
         self.decisions: list[events.Decision] = []

@@ -11,6 +11,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,13 @@ from hypothesis import strategies as st
 from rl_eval.atomic_write import temporary_name
 from rl_eval.errors import ConfigError, LogError, LogMismatch
 from rl_eval.log import EvaluationLog, LogContents, ownership, read_log, writer
+from rl_eval.log.manifest import FORMAT
 from rl_eval.log.segments import SegmentName, decode, encode, name_of
 from rl_eval.log.storage import LocalStorage, open_storage
-from rl_eval.records.episode import Batch, set_aside_rows
+from rl_eval.records.episode import Batch, EpisodeTable, Pardon, set_aside_rows, used_attempts
 from rl_eval.records.parquet import episode_columns, fault_columns, read_episodes, read_faults
 from tests.refused import refused
-from tests.unit.log_world import make_batch, make_fault, make_infos, make_manifest, make_rows
+from tests.unit.log_world import NUM_EPISODES, make_batch, make_fault, make_infos, make_manifest, make_rows
 
 
 @pytest.fixture
@@ -144,6 +146,19 @@ def test_a_fault_that_happened_again_after_a_restart_counts_once(log_dir: Path) 
     write_log(log_dir, make_batch([], (make_fault(4), lost)))
     write_log(log_dir, make_batch([], (make_fault(4, seconds=9.0), *more)))
     assert read_log(log_dir).faults == (make_fault(4), lost, *more)
+
+
+def test_a_pardon_cancels_the_charged_fault_of_its_attempt(log_dir: Path) -> None:
+    """Whether it was written with the fault or later. The fault of the log stays as it was written."""
+    lost, charged, other = make_fault(5, charged=False), make_fault(5), make_fault(4)
+    write_log(log_dir, make_batch([], (lost, charged, other)))
+    write_log(log_dir, replace(make_batch([1]), pardons=(Pardon(5, 1, "excluded"), Pardon(4, 2, "another attempt"))))
+    contents = read_log(log_dir)
+    assert contents.faults == (lost, charged, other)
+    table = EpisodeTable(NUM_EPISODES, ("height", "x"))
+    table.fill(contents.rows, contents.infos, contents.faults, contents.pardons)
+    assert table.faults == {5: [lost, replace(charged, charged=False, pardon="excluded")], 4: [other]}
+    assert used_attempts(table) == ({5: 1, 4: 1}, {5: 1})
 
 
 # ------------------------------------------------------------------------------ begin and continue
@@ -504,7 +519,7 @@ def test_a_log_of_a_later_version_is_refused_and_left_alone(log_dir: Path) -> No
     """What this version cannot read is not damage."""
     write_log(log_dir, make_batch([0]))
     path = log_dir / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 2}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": FORMAT + 1}))
     for call in (read_log, write_log):
         with refused(LogError, "format"):
             call(log_dir)
@@ -542,7 +557,7 @@ def test_rows_are_read_in_the_order_of_writing(log_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ['{"name": "my app"}', "[1]", "3", "text", '{"format": 1, "files": []}', '{\n  "format": 1']
+    "text", ['{"name": "my app"}', "[1]", "3", "text", '{"format": 1, "files": []}', f'{{\n  "format": {FORMAT}']
 )
 def test_a_manifest_of_another_program_is_left_alone(log_dir: Path, text: str) -> None:
     """Unless it is the beginning of a manifest, which a power cut may leave."""

@@ -1,6 +1,8 @@
 """The control loop on a fake backend and a clock that the test moves: what one failure means for the others."""
 
+import time
 from collections.abc import Sequence
+from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -8,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from rl_eval import EvalConfig
+from rl_eval import EvalConfig, EvalResult
 from rl_eval.backends import Call, Reply
 from rl_eval.backends.requests import GetWeightsVersion, Run, SetWeights, Start
 from rl_eval.errors import (
@@ -30,7 +32,7 @@ from rl_eval.execution.runner_pool import PublishedWeights, RunnerPool
 from rl_eval.execution.session import Opening
 from rl_eval.log import EvaluationLog
 from rl_eval.log.storage import LocalStorage
-from rl_eval.records.episode import PROGRESS, ROW, Fault, Outcome, RunReport
+from rl_eval.records.episode import PROGRESS, ROW, Fault, Outcome, Row, RunReport
 from rl_eval.runners import layout_of
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.scheduling.runner_failures import Consequence, judge
@@ -59,6 +61,8 @@ class World:
         self.pool = RunnerPool(self.backend, self.settings)
         self.loop = ControlLoop(self.backend, self.pool, clock=lambda: self.now)
         self.pool.grow(runners, self.now)
+        self.faults: list[Fault] = []
+        """Faults of all reports."""
 
     def turn(self, *replies: Reply) -> None:
         self.backend.ready += replies
@@ -74,30 +78,31 @@ class World:
         self.turn()
         return job
 
-    def answer(self, broken: Sequence[int] = ()) -> None:
-        """Answer all calls: on broken positions every attempt fails, on the others every one completes."""
+    def answer(self, broken: Sequence[int] = (), faulty: Sequence[int] = ()) -> None:
+        """Answer all calls: every attempt completes, but for those on broken positions or of faulty episodes."""
         calls, self.backend.calls = self.backend.calls, []
         for runner, request, tag in calls:
             if member := self.pool.members.get(runner):
-                value = played(request, member.index, member.index in broken) if isinstance(request, Run) else 1
+                fails = range(200) if member.index in broken else faulty
+                value: Any = 1
+                if isinstance(request, Run):
+                    value = played(request, member.index, fails)
+                    self.faults += value.faults
                 self.turn(Reply(Call(runner, request, tag), value))
 
 
-def played(run: Run, position: int, broken: bool) -> RunReport:
+def played(run: Run, position: int, failing: Sequence[int]) -> RunReport:
     """Return the report of a runner that ends all it is given."""
-    rows = np.zeros(0 if broken else len(run.leases), ROW)
-    faults = []
-    for place, lease in enumerate(run.leases):
-        if broken:
+    rows, faults = [], []
+    for lease in run.leases:
+        if lease.index in failing:
             text = "ImportError", "no licence", "File"
             faults.append(Fault(lease.index, lease.seed, lease.attempt, "env", "reset", 0, *text, position, "bad", 0.0))
         else:
-            rows[place]["index"], rows[place]["seed"] = lease.index, lease.seed
-            rows[place]["runner"] = position
-            rows[place]["outcome"], rows[place]["attempts"] = Outcome.COMPLETED, lease.attempt
-    return RunReport(
-        rows, np.zeros((len(rows), 0)), tuple(faults), np.zeros(0, PROGRESS), (), len(rows), 0.0, 0.0, 0.0, 0
-    )
+            kept = {"index": lease.index, "seed": lease.seed, "runner": position, "attempts": lease.attempt}
+            rows.append(Row(**kept, outcome=Outcome.COMPLETED))
+    nothing = np.zeros((len(rows), 0)), tuple(faults), np.zeros(0, PROGRESS), ()
+    return RunReport(np.array(rows, ROW), *nothing, len(rows), 0.0, 0.0, 0.0, 0)
 
 
 def evaluate(world: World, broken: Sequence[int] = ()) -> Any:
@@ -137,6 +142,35 @@ def test_a_broken_runner_is_excluded_and_named() -> None:
     (note,) = {note for note in result.provenance["notes"] if "no licence" in note}
     assert untold(note, "runner 0") == []
     assert len(result.provenance["runners_excluded"]) <= 1 + world.settings.fault_tolerance.max_runner_restarts
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_pardoned_attempt_is_not_charged_after_a_resume(tmp_path: Path, stopped: bool) -> None:
+    """Episode 0 fails on a broken runner, and then three times on others, whether or not the run stops in between."""
+
+    def run(broken: Sequence[int], stop: bool) -> EvalResult:
+        world = World(runners=2, lanes=4)
+        world.start(0, 1)
+        outcome = EvalOutcome(world.settings, layout_of(world.settings), EpisodePlan(200), EvaluationLog.open(tmp_path))
+        world.post(Opening(outcome))
+        while not outcome.handle.done():
+            world.turn()
+            world.answer(broken, faulty=[0])
+            if stop and outcome.exclusions and any(one.index == 0 and one.runner == 1 for one in world.faults):
+                outcome.handle.cancel()
+            time.sleep(0.001)
+        return outcome.handle.result()
+
+    result = run(broken=[0], stop=stopped)
+    if stopped:
+        assert result.status == "partial"
+        assert not result.table.filled[0]
+        result = run(broken=[], stop=False)
+    (failed,) = (record for record in result.episodes if record.outcome == "failed")
+    assert failed.index == 0
+    assert [fault.charged for fault in failed.faults].count(True) == 3
+    assert [fault.attempt for fault in failed.faults] == [*range(1, len(failed.faults) + 1)]
+    assert failed.attempts == len(failed.faults) > 3
 
 
 @pytest.mark.parametrize("error", [RuntimeError("CUDA error: out of memory"), EnvError("no room")])

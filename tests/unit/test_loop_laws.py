@@ -79,7 +79,7 @@ class Cluster(World):
     def value(self, runner: int, request: Any) -> Any:
         match request:
             case Run():
-                report = played(request, self.pool.members[runner].index, broken=False)
+                report = played(request, self.pool.members[runner].index, failing=())
                 report.rows["weights_version"] = version = self.versions.get(runner, 0)
                 return replace(report, weights_version=version)
             case SetWeights(("bad", _)):

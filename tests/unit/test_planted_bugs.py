@@ -26,8 +26,8 @@ BLOCKS = {
         "if count]",
     ),
     "forgets attempts that a later episode of a block used up": (
-        "in (attempts or {}).items():",
-        "in ((at, n) for at, n in (attempts or {}).items() if at % size == 0):",
+        "in (numbers or {}).items():",
+        "in ((at, n) for at, n in (numbers or {}).items() if at % self._size == 0):",
     ),
     "gives up only the first episode of a block": (
         "for index in self._indices(block):\n                        yield",

@@ -320,7 +320,7 @@ def test_a_broken_machine_costs_no_episode(lanes: int, broken: int, healthy: int
     assert not [command for command in group.told if isinstance(command, GiveUp)]
     excluded = [command for command in group.told if isinstance(command, Exclude)]
     assert sorted(command.runner for command in excluded) == [*range(broken)]
-    assert all(len(command.uncharged) == command.failures <= 50 * lanes for command in excluded)
+    assert all(len(command.pardoned) == command.failures <= 50 * lanes for command in excluded)
 
 
 def test_episodes_that_fail_everywhere_exclude_nobody() -> None:

@@ -25,10 +25,11 @@ MUTANTS = {
     "forgets charged attempts": ("attempts.get(index, 0) + 1, runner", "1, runner"),
     "retries where it failed": ("return runner not in failed_on or not (", "return True or not ("),
     "gives up too late": (
-        "self._uncharged.get(index, 0) >= self._max_attempts",
-        "self._uncharged.get(index, 0) > self._max_attempts",
+        "self._pardoned.get(index, 0) >= self._max_attempts",
+        "self._pardoned.get(index, 0) > self._max_attempts",
     ),
-    "charges what failed on an excluded runner": ("self._uncharged[index] = self._uncharged.get(index, 0) + 1", "pass"),
+    "forgets pardons after a resume": ("dict(pardoned or {})", "{}"),
+    "charges what failed on an excluded runner": ("self._pardoned[index] = self._pardoned.get(index, 0) + 1", "pass"),
     "charges a suspect that was not alone": ("if lost.isolating and len(held) == 1:", "if True:"),
     "lets a suspect run beside others": (
         "if index in self._isolation:\n            self._isolation.add(index)\n        else:\n            insort",

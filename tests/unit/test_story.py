@@ -7,7 +7,7 @@ import pytest
 
 from rl_eval.errors import UsageError
 from rl_eval.records.determinism import Determinism, FirstDifference
-from rl_eval.records.episode import ROW, EpisodeTable, Fault, Outcome
+from rl_eval.records.episode import ROW, EpisodeTable, Fault, Outcome, Pardon
 from rl_eval.results.result import EvalResult, Timing
 from rl_eval.results.story import Event, story
 from rl_eval.scheduling.plan import EpisodePlan
@@ -50,6 +50,13 @@ def test_the_faults_and_the_end_in_order() -> None:
     assert lost.text.startswith(broke.text + ";")
     assert lost.fault == fault(0, 1, 0, charged=False)
     assert untold(end.text, 2.5, 20, "terminated", "success", "score", 4, 0) == []
+
+
+def test_a_pardoned_fault_says_why() -> None:
+    pardoned = result()
+    pardoned.table.fill(pardoned.table.rows[:0], pardons=[Pardon(1, 2, "runner 0 was excluded")])
+    _, charged, last, _ = story(pardoned, 1)
+    assert last.text == f"{charged.text}; no attempt used up: runner 0 was excluded"
 
 
 def test_every_way_to_end() -> None:

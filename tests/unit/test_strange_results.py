@@ -24,10 +24,10 @@ from hypothesis import strategies as st
 from rl_eval import EvalConfig, EvalResult, evaluate
 from rl_eval.cli.exits import ExitCode
 from rl_eval.errors import ComparisonError, EvalError, UsageError
-from rl_eval.log.manifest import checksum
+from rl_eval.log.manifest import FORMAT, checksum
 from rl_eval.log.segments import Kind, Segment, SegmentName, decode, name_of
 from rl_eval.records.determinism import Determinism
-from rl_eval.records.episode import COLUMNS, ROW, EpisodeTable, Outcome
+from rl_eval.records.episode import COLUMNS, ROW, EpisodeTable, Outcome, Pardon
 from rl_eval.records.parquet import episode_columns, fault_columns
 from rl_eval.records.plain import MOST_UNRECORDED, check_claim
 from rl_eval.reports.html import Source, render
@@ -374,7 +374,7 @@ def test_rows_that_compress_best_are_read(tmp_path: Path) -> None:
 def segment(kind: Kind, columns: dict[str, pa.Array]) -> Segment:
     """Decode a segment of columns."""
     sink = pa.BufferOutputStream()
-    pq.write_table(pa.table(columns, metadata={"rl_eval": json.dumps({"format": 1, "session": "me"})}), sink)
+    pq.write_table(pa.table(columns, metadata={"rl_eval": json.dumps({"format": FORMAT, "session": "me"})}), sink)
     data = bytes(sink.getvalue().to_pybytes())
     return decode(name_of(data, 1, 1, kind), data)
 
@@ -408,11 +408,11 @@ def test_a_long_text_in_each_row_is_kept_once() -> None:
 
 
 def test_any_number_of_faults_of_one_episode_is_read() -> None:
-    """Each that is no longer charged replaces itself, and is looked up, not searched for."""
-    faults = [make_fault(0, step=step) for step in range(30_000)]
+    """Each pardon is looked up, not searched for."""
+    faults = [make_fault(0, attempt=attempt) for attempt in range(30_000)]
     table = EpisodeTable(1)
     table.fill(table.rows[:0], faults=faults)
-    uncharged = [replace(fault, charged=False) for fault in faults]
     copied = table.copy()
-    copied.fill(table.rows[:0], faults=[*uncharged, uncharged[0]])
-    assert (copied.faults[0], table.faults[0]) == ([*uncharged, uncharged[0]], faults)
+    copied.fill(table.rows[:0], pardons=[Pardon(0, attempt, "why") for attempt in range(30_000)])
+    pardoned = [replace(fault, charged=False, pardon="why") for fault in faults]
+    assert (copied.faults[0], table.faults[0]) == (pardoned, faults)
