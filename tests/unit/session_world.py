@@ -21,6 +21,7 @@ from rl_eval.execution.outcome import Committing, EvalOutcome
 from rl_eval.log import LogContents, Manifest
 from rl_eval.log.contents import Scan, fold
 from rl_eval.records.episode import PROGRESS, ROW, Batch, Fault, Lease, Outcome, RuleEnd, RunReport
+from rl_eval.runners import layout_of
 from rl_eval.scheduling.plan import EpisodePlan
 from tests.unit.test_loop import World
 
@@ -140,7 +141,7 @@ class History:
             evaluation = settings.evaluation.model_copy(update={"rules": (Long,)})
             settings = settings.model_copy(update={"evaluation": evaluation})
         self.disk: Any = self.rng.choice([None, Disk()])
-        self.outcome = EvalOutcome(settings, EpisodePlan(EPISODES), self.disk)
+        self.outcome = EvalOutcome(settings, layout_of(settings), EpisodePlan(EPISODES), self.disk)
         self.runners: dict[int, Runner] = {}
         self.rows = 0
         """Number of rows that the disk has not committed."""
