@@ -71,8 +71,8 @@ SESSION = {
         "case Committing(reason, following):",
     ),
     "gives nothing to a runner that joins": (
-        "self._send(events.RunnerJoined(member.incarnation, lanes), now)",
-        "self._handle(events.RunnerJoined(member.incarnation, lanes), now)",
+        "self._send(events.RunnerJoined(member.incarnation, self._outcome.layout.lanes), now)",
+        "self._handle(events.RunnerJoined(member.incarnation, self._outcome.layout.lanes), now)",
     ),
     "drops leases that wait for a call of their runner": (
         "            run = self._unsent.pop(runner, Run())\n",
