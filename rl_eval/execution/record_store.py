@@ -103,17 +103,14 @@ class RecordStore:
         """Start to measure the evaluation's time."""
         self._clock = now if self._clock is None else self._clock
 
-    def add_times(self, report: RunReport) -> None:
-        """Add the times and notes of a report. They are committed with the next faults or rows."""
+    def add(self, report: RunReport, positions: tuple[int, ...], faults: tuple[Fault, ...]) -> None:
+        """Add the times and notes of a report, its rows at these positions, and faults."""
         for note in report.notes:
             self.note(note)
         for name in _TIMES:
             self._unwritten[name] += getattr(report, name)
-
-    def add(self, report: RunReport, positions: tuple[int, ...]) -> None:
-        """Add the rows of a report at these positions."""
         chosen = slice(None) if len(positions) == len(report.rows) else list(positions)
-        self._enter(report.rows[chosen], report.infos[chosen])
+        self._enter(report.rows[chosen], report.infos[chosen], faults)
 
     def pardon(self, attempts: Iterable[tuple[int, int]], reason: str) -> None:
         """Cancel the charged faults of attempts: pairs (index, attempt)."""

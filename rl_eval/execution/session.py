@@ -482,8 +482,7 @@ class EpisodeSession(Phase):
         )
         decision = self._handle(event, now)
         verdict, store, faults = decision.verdict, self._outcome.store, _judged(report.faults, decision.verdict)
-        store.add_times(report)
-        store.add_faults(faults)
+        store.add(report, verdict.record, faults)
         if verdict.charge:
             self._failures[member.incarnation] = next(fault for fault in faults[::-1] if fault.charged)
             if member.index in self._excluded:
@@ -492,9 +491,8 @@ class EpisodeSession(Phase):
             self._count(member, report, verdict.record)
         if verdict.audit:
             store.audit(report.rows[[*verdict.audit]], report.infos[[*verdict.audit]])
-        self._obey(decision.commands, now)
         self._note_failures(faults, now)
-        self._pump(member, now)
+        self._obey(decision.commands, now, member)
 
     def _watch(self, now: float) -> None:
         if reason := self._waiting.reason(now):
@@ -546,10 +544,9 @@ class EpisodeSession(Phase):
             problem, fix = f"the schedule broke a rule: {error}", f"Report this error with the file {path}."
             raise EvalError(problem, key="RL_EVAL_VALIDATE", value=str(path), fix=fix) from error
 
-    def _obey(self, commands: Iterable[events.Command], now: float) -> None:
-        """Carry out commands, in order."""
-        outcome = self._outcome
-        touched: dict[int, None] = {}
+    def _obey(self, commands: Iterable[events.Command], now: float, reporter: Member | None = None) -> None:
+        """Carry out commands, in order. Keep calls in flight on the runners that they concern, and on a reporter."""
+        outcome, touched = self._outcome, dict[int, None]() if reporter is None else {reporter.incarnation: None}
         for command in commands:
             match command:
                 case events.Grant(runner, leases):
@@ -581,8 +578,7 @@ class EpisodeSession(Phase):
             self.pool.call(member, replace(run, budget_s=self.pool.slice_s), tag=self.tag, now=now)
 
     def _count(self, member: Member, report: RunReport, positions: tuple[int, ...]) -> None:
-        """Record the rows at some positions of a report."""
-        self._outcome.store.add(report, positions)
+        """Handle a report, whose rows at some positions were recorded."""
         self._outcome.counted(report, set(report.rows["index"][list(positions)].tolist()))
         self.pool.progressed(member)
         self._excluded.pop(member.index, None)

@@ -462,9 +462,8 @@ class EpisodeTable:
     def head(self, count: int) -> EpisodeTable:
         """Return a copy with the records and faults of the first ``count`` episodes only."""
         copied = EpisodeTable(len(self), self.info_keys)
-        copied.fill(self.rows[:count], self.infos[:count])
-        for fault in (fault for index, faults in self.faults.items() if index < count for fault in faults):
-            copied.add_fault(fault)
+        copied.rows[:count], copied.infos[:count] = self.rows[:count], self.infos[:count]
+        copied.faults = {index: list(faults) for index, faults in self.faults.items() if index < count}
         return copied
 
     def add_fault(self, fault: Fault) -> None:

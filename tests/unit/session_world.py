@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 import rl_eval.execution.session
+from rl_eval import EvalResult
 from rl_eval.backends import Call, Reply
 from rl_eval.backends.requests import Run, Start
 from rl_eval.errors import RunnerLost
@@ -48,8 +49,8 @@ END: Final = RuleEnd(18, "Long", "two in a row")
 class Runner:
     """One runner, which holds leases and reports them in any order."""
 
-    def __init__(self, rng: random.Random, position: int) -> None:
-        self.rng, self.position = rng, position
+    def __init__(self, rng: random.Random, position: int, *, broken: bool) -> None:
+        self.rng, self.position, self.broken = rng, position, broken
         self.held: dict[int, Lease] = {}
 
     def answer(self, run: Run) -> RunReport:
@@ -61,7 +62,7 @@ class Runner:
         rows, faults = [], []
         for lease in ended:
             del self.held[lease.index]
-            if lease.index % FAILING == 1 or (lease.index % FAILING == 0 and lease.attempt == 1):
+            if self.broken or lease.index % FAILING == 1 or (lease.index % FAILING == 0 and lease.attempt == 1):
                 told = "OSError", "a cable came off", "File"
                 faults.append(
                     Fault(lease.index, lease.seed, lease.attempt, "env", "step", 0, *told, self.position, "h", 0.0)
@@ -132,14 +133,14 @@ class History:
         self.rng = random.Random(seed)
         self.ruled, self.cancel_at = self.rng.random() < 0.3, self.rng.choice([None, None, self.rng.randint(0, 30)])
         self.losses = self.rng.choice([0, 0.05, 0.3])
-        self.restarts = self.rng.choice([0, 10])
-        self.world = World(
-            runners=self.rng.randint(1, 3), lanes=self.rng.randint(1, 4), max_runner_restarts=self.restarts
-        )
+        runners, lanes, restarts = self.rng.randint(1, 3), self.rng.randint(1, 4), self.rng.choice([0, 10])
+        self.world = World(runners, lanes, max_runner_restarts=restarts)
         settings = self.world.settings
         if self.ruled:
             evaluation = settings.evaluation.model_copy(update={"rules": (Long,)})
             settings = settings.model_copy(update={"evaluation": evaluation})
+        self.broken = 0 if runners > 1 and self.rng.random() < 0.3 else None
+        """Position on which every attempt fails."""
         self.disk: Any = self.rng.choice([None, Disk()])
         self.outcome = EvalOutcome(settings, layout_of(settings), EpisodePlan(EPISODES), self.disk)
         self.runners: dict[int, Runner] = {}
@@ -179,7 +180,7 @@ class History:
                 continue
             calls.remove(call)
             if isinstance(request, Start):
-                self.runners[runner] = Runner(self.rng, request.index)
+                self.runners[runner] = Runner(self.rng, request.index, broken=request.index == self.broken)
                 replies.append(Reply(Call(runner, request, 0)))
             elif isinstance(request, Run) and self.rng.random() < self.losses:
                 answered.add(runner)
@@ -213,9 +214,11 @@ class History:
         assert not missing or cancelled or stranded, f"{missing} have no record"
         assert not missing or result.status in ("partial", "failed")
         assert (result.ended_by is not None) == (end is not None and not missing)
-        assert [fault.charged for fault in result.faults] == [True] * len(result.faults), "a loss has no evidence"
+        self.check_faults(result)
         for index in np.flatnonzero(result.table.filled).tolist():
             row = result.table.rows[index]
+            if self.broken is not None:
+                continue
             fails = index % FAILING == 1
             assert (row["outcome"] == Outcome.FAILED) == fails
             assert row["length"] == (0 if fails else length(index))
@@ -224,6 +227,20 @@ class History:
             )
         if not (missing or end is not None):
             assert result.timing.env_steps == self.steps
+
+    def check_faults(self, result: EvalResult) -> None:
+        """Check which faults are charged: of a runner that was excluded, only those of episodes that were given up."""
+        failed = result.table.rows["outcome"] == Outcome.FAILED
+        for index in np.flatnonzero(result.table.filled).tolist():
+            faults = [fault for fault in result.table.faults.get(index, ()) if fault.charged or fault.pardon]
+            attempts = len(faults) + int(not failed[index])
+            assert result.table.rows[index]["attempts"] == attempts, "an attempt has no number of its own"
+            assert sum(fault.charged for fault in faults) == 3 or not failed[index], "an episode is given up too early"
+        for fault in result.faults:
+            if fault.runner != self.broken:
+                assert fault.charged, "a fault is pardoned without an exclusion, or is not charged"
+            elif self.outcome.exclusions and not self.losses and not failed[fault.index]:
+                assert not fault.charged, "what failed on an excluded runner is not pardoned"
 
     def check_the_rest(self) -> None:
         """Check that nothing goes on: what runners hold was aborted, and later answers change nothing."""

@@ -1,17 +1,22 @@
-"""Whether the simulated worlds of blocks, rules and the session notice a bug: each planted one must be caught.
+"""Whether the simulated worlds of blocks, rules, pardons and the session notice a bug: each planted one must be caught.
 
 As in ``test_schedule_mutations``, a mutant replaces one snippet of a module, whose file is only read.
 """
 
+import dataclasses
 import importlib
 import inspect
+import random
 import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
+import rl_eval.records.episode
+from tests.unit.log_world import make_fault
 from tests.unit.session_world import run_session
 from tests.unit.test_blocks import Driver
 from tests.unit.test_rules import run_rules
@@ -70,15 +75,65 @@ SESSION = {
         "case Committing(reason, following) if settled:",
         "case Committing(reason, following):",
     ),
-    "gives nothing to a runner that joins": (
-        "self._send(events.RunnerJoined(member.incarnation, self._outcome.layout.lanes), now)",
-        "self._handle(events.RunnerJoined(member.incarnation, self._outcome.layout.lanes), now)",
+    "gives nothing to a runner that joins": ("self._send(events.RunnerJoined(", "self._handle(events.RunnerJoined("),
+    "pardons nothing after an exclusion": (
+        '        outcome.store.pardon(pardoned, f"runner {member.index} was excluded: {why}")\n',
+        "",
     ),
+    "charges what failed on a runner that replaced a broken one": (
+        "            self._outcome.store.pardon(pardoned, text)\n",
+        "",
+    ),
+    "pardons an episode that was given up": (" if not self._schedule.gave_up(index)]", "]"),
     "drops leases that wait for a call of their runner": (
         "            run = self._unsent.pop(runner, Run())\n",
         "            run = self._unsent.pop(runner, Run())\n            self._unsent.clear()\n",
     ),
 }
+
+
+PARDONS = {
+    "pardons a fault that was not charged": ("if fault.charged and (index", "if (index"),
+    "pardons all faults of an episode": (
+        "if fault.charged and (index, fault.attempt) in reasons",
+        "if fault.charged and reasons.setdefault((index, fault.attempt), '?')",
+    ),
+    "gives the number of a pardoned attempt to another": (
+        "for fault in counted:\n",
+        "for fault in (one for one in counted if one.charged):\n",
+    ),
+    "counts a pardoned attempt as used up": (
+        "in counted if fault.pardon))",
+        "in counted if not fault))",
+    ),
+}
+
+
+def run_pardons(seed: int, module: ModuleType) -> None:
+    """Fill a table with the faults and pardons of random attempts, and check it against books of its own."""
+    rng, table, books = random.Random(seed), module.EpisodeTable(5), dict[int, list[tuple[int, bool, str]]]()
+    fields = {field.name: getattr(make_fault(0), field.name) for field in dataclasses.fields(make_fault(0))}
+    for _ in range(rng.randint(1, 30)):
+        index, told = rng.randrange(5), rng.random() < 0.3
+        known = books.setdefault(index, [])
+        number = 1 + sum(charged or bool(pardon) for _, charged, pardon in known)
+        known.append((number, not told, ""))
+        faults = [module.Fault(**fields | {"index": index, "attempt": number, "charged": not told})]
+        charged = [place for place, (_, is_charged, _) in enumerate(known) if is_charged]
+        pardons = []
+        if charged and rng.random() < 0.4:
+            place = rng.choice(charged)
+            known[place] = known[place][0], False, "broken"
+            pardons = [module.Pardon(index, known[place][0], "broken")]
+        table.fill(np.zeros(0, module.ROW), None, faults, pardons)
+    for shown in (table, table.copy(), table.head(5)):
+        for index, known in books.items():
+            assert [(one.attempt, one.charged, one.pardon) for one in shown.faults[index]] == known
+    attempts, pardoned = module.used_attempts(table)
+    counted = {index: [one for one in known if one[1] or one[2]] for index, known in books.items()}
+    assert attempts == {index: len(known) for index, known in counted.items() if known}
+    forgiven = {index: sum(bool(pardon) for *_, pardon in known) for index, known in counted.items()}
+    assert pardoned == {index: count for index, count in forgiven.items() if count}
 
 
 def planted(name: str, old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -112,9 +167,21 @@ def test_a_bug_in_rules_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) ->
         check(run_rules, module)
 
 
+def test_no_history_of_faults_breaks_a_law() -> None:
+    for seed in range(HISTORIES):
+        run_pardons(seed, rl_eval.records.episode)
+
+
+@pytest.mark.parametrize("name", PARDONS)
+def test_a_bug_in_pardons_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = planted("rl_eval.records.episode", *PARDONS[name], monkeypatch)
+    with pytest.raises(AssertionError):
+        check(run_pardons, module)
+
+
 def test_no_history_of_the_session_breaks_a_law() -> None:
     """Reports, faults, losses, cancellations and rules, in any order."""
-    for seed in range(HISTORIES):
+    for seed in range(HISTORIES // 2):
         run_session(seed)
 
 

@@ -21,6 +21,7 @@ from rl_eval.records.episode import ROW, EpisodeTable, Outcome, RuleEnd
 from rl_eval.scheduling import rules as scheduling_rules
 from rl_eval.scheduling.rules import Rules
 from tests.refused import refused, untold
+from tests.unit.log_world import make_fault
 from tests.unit.vector_world import follow, walks
 
 
@@ -151,6 +152,21 @@ def test_no_order_of_commits_changes_the_end() -> None:
 def test_of_several_rules_the_first_one_that_answers_counts() -> None:
     found = Rules({"late": Alike(4), "early": Alike(2), "second": Alike(2)}, table_of(["fell"] * 5)).ask()
     assert found == RuleEnd(2, "early", "2 episodes fell")
+
+
+def test_the_head_of_a_table_has_its_first_rows_and_faults() -> None:
+    """Also if one of them is missing, as when a segment of a log is damaged."""
+    whole = table_of(["home", "failed", "home", "fell", "home"])
+    table = EpisodeTable(5, ["x"])
+    table.fill(whole.rows[[0, 1, 3, 4]], np.arange(4.0)[:, None], [make_fault(1), make_fault(4)])
+    head = table.head(4)
+    assert head.filled.tolist() == [True, True, False, True, False]
+    assert head.rows[:4].tobytes() == table.rows[:4].tobytes()
+    assert np.isnan(head.infos[[2, 4]]).all()
+    assert head.infos[[0, 1, 3]].ravel().tolist() == [0, 1, 2]
+    assert [*head.faults] == [1]
+    head.add_fault(make_fault(1))
+    assert len(table.faults[1]) == 1
 
 
 def test_rows_are_a_view_of_the_columns_of_the_fingerprint() -> None:
