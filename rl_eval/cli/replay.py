@@ -154,7 +154,7 @@ def _page(replayed: Replay) -> Page:
         for name, (was, now) in replayed.differences.items()
     ]
     lines = [
-        Line("return", _text(again.episode_return), f"{again.length:,} steps"),
+        Line("return", _text(again.episode_return), counted(again.length, "step")),
         Line("attempts", str(again.attempts), f"faults during this replay: {len(again.faults)}"),
     ]
     state = "identical" if replayed.identical else "different" if replayed.comparable else "not comparable bit for bit"

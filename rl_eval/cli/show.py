@@ -83,8 +83,9 @@ def show(
     if not faults:
         cells["faults"] = [(f"{count:,}", kind) for kind, count in result.fault_counts.items()]
         cells["messages"] = [("", _located(fault)) for fault in result.faults[-_SHOWN:]]
+    steps = result.table.rows["length"].tolist()
     cells["slowest"] = [
-        (f"episode {one['index']}", f"{number(one['seconds'])} s   {result.table.rows['length'][one['index']]:,} steps")
+        (f"episode {one['index']}", f"{number(one['seconds'])} s   {counted(steps[one['index']], 'step')}")
         for one in slowest
     ]
     cells["failed"] = [

@@ -137,7 +137,8 @@ def _static_rows(result: EvalResult) -> Table:
         end = "failed" if record.outcome == "failed" else "terminated" if record.terminated else "truncated"
         success = {None: "", True: "yes", False: "no"}[record.success_at_end]
         runner = "" if record.runner < 0 else record.runner
-        cells = (index, record.seed, value, record.length, end, success, record.attempts, runner, f"{seconds:.3g}")
+        length, spent = ("-", "-") if end == "failed" else (record.length, f"{seconds:.3g}")
+        cells = (index, record.seed, value, length, end, success, record.attempts, runner, spent)
         rows.append(list(map(str, cells)))
     return Table("Episodes", _HEADINGS, rows)
 

@@ -33,9 +33,10 @@ from rl_eval.results.loading import load
 from rl_eval.results.text import (
     decimals,
     environment_name,
-    number,
+    of_planned,
     percent,
     policy_name,
+    rounded,
     weights_file,
     weights_name,
 )
@@ -88,20 +89,32 @@ class ListedRun:
         if self.status == "broken":
             return {"status": "broken", "run": f"{self.name}: {self.problem}"}
         state = self.status if self.state == "finished" else self.state
-        count = f"{self.episodes:,}" if self.episodes == self.planned else f"{self.episodes:,} of {self.planned:,}"
-        places = decimals((self.high - self.low) / 4, self.mean_return)
         rate, low, high = (self.metrics.get(f"success_{name}", math.nan) for name in ("rate", "ci_low", "ci_high"))
-        return {name: number(value, 4) for name, value in self.metrics.items()} | {
+        return {name: rounded(value) for name, value in self.metrics.items()} | {
             "when": self.when[:16].replace("T", " "),
             "status": f"{state}, not deterministic" if self.deterministic is False else state,
             "success": "" if math.isnan(rate) else with_ends(rate, low, high, percent),
-            "mean return": with_ends(self.mean_return, self.low, self.high, writer(places)),
-            "episodes": count,
+            "mean return": self._mean,
+            "episodes": of_planned(self.episodes, self.planned),
             "environment": self.environment,
             "policy": self.policy,
             "weights": self.weights,
             "run": self.name,
         }
+
+    @property
+    def _mean(self) -> str:
+        """Mean return and its interval; in a zero-sum game, the mean return of each policy or agent."""
+        by_policy, by_agent = (
+            {name.removeprefix(key): value for name, value in self.metrics.items() if name.startswith(key)}
+            for key in ("policy_per_capita_return_mean/", "agent_episode_returns_mean/")
+        )
+        if round(self.mean_return, 9) == 0 and any(by_agent.values()):
+            parts = by_policy if len(by_policy) > 1 else by_agent
+            best = sorted(parts.items(), key=lambda part: -part[1])
+            return ", ".join(f"{name} {rounded(mean)}" for name, mean in best)
+        places = decimals((self.high - self.low) / 4, self.mean_return)
+        return with_ends(self.mean_return, self.low, self.high, writer(places))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain JSON values; NaN becomes None."""

@@ -146,23 +146,29 @@ def _sampled(provenance: Mapping[str, Any]) -> str:
 
 
 def headlines(result: EvalResult, *, brief: bool = False) -> list[Line]:
-    """Return the mean return with its interval, ``brief`` without the method of the interval.
-
-    In a zero-sum game, return a line for each policy, or for each agent if there is only one policy.
-    """
-    if not result.is_zero_sum:
-        write = writer(decimals(result.aggregates.sem, result.aggregates.mean))
-        ends = interval_text(result.interval, write, brief=brief)
-        if brief and result.num_missing and not result.interval.exists:
+    """Return a line for each of :func:`mean_returns`, ``brief`` without the method of the interval."""
+    lines = []
+    for name, mean, interval, write in mean_returns(result):
+        ends = interval_text(interval, write, brief=brief)
+        if brief and result.num_missing and not interval.exists and not name:
             ends = "no interval without return_bounds"  # The line of the episodes has the number of failed ones.
-        return [Line("mean return", write(result.aggregates.mean), ends)]
+        lines.append(Line(f"return of {name}" if name else "mean return", write(mean), ends))
+    return lines
+
+
+def mean_returns(result: EvalResult) -> list[tuple[str, float, Interval, Write]]:
+    """Return the mean return with an empty name, its interval, and the function that formats them.
+
+    In a zero-sum game, return the name and the mean return of each policy, or of each agent if there is only one
+    policy, the highest first.
+    """
+    numbers = result.aggregates
+    if not result.is_zero_sum:
+        return [("", numbers.mean, result.interval, writer(decimals(numbers.sem, numbers.mean)))]
     by_policy = result.returns_by("policy")
     parts = by_policy if len(by_policy) > 1 else result.returns_by("agent")
-    lines = []
-    for name, (mean, interval) in [*parts.items()][:_MOST_PARTS]:
-        write = writer(interval_places(interval, mean))
-        lines.append(Line(f"return of {name}", write(mean), interval_text(interval, write, brief=brief)))
-    return lines
+    best = sorted(parts.items(), key=lambda part: -part[1][0])[:_MOST_PARTS]
+    return [(name, mean, interval, writer(interval_places(interval, mean))) for name, (mean, interval) in best]
 
 
 def _return_lines(result: EvalResult) -> list[Line]:

@@ -62,17 +62,18 @@
       }
       columns.faulty = this.faults;
       columns.videos = this.run.videos;
+      const completed = (write) => (i) => (columns.end[i] === 3 ? "-" : write(i));
       const runner = (i) => (columns.runner[i] ? String(columns.runner[i] - 1) : "");
       this.shown = [
         ["index", "episode", columns.index, (i) => String(columns.index[i])],
         ["seed", "seed", columns.seed, (i) => String(columns.seed[i])],
         ["return", "return", columns.return, (i) => digits(columns.return[i])],
-        ["length", "length", columns.length, (i) => String(columns.length[i])],
+        ["length", "length", columns.length, completed((i) => String(columns.length[i]))],
         ["end", "end", columns.end, (i) => ENDS[columns.end[i]]],
         ["success", "success", columns.success, (i) => SUCCESS[columns.success[i]]],
         ["attempts", "attempts", columns.attempts, (i) => String(columns.attempts[i])],
         ["runner", "runner", columns.runner, runner],
-        ["seconds", "seconds", columns.seconds, (i) => few(columns.seconds[i])],
+        ["seconds", "seconds", columns.seconds, completed((i) => few(columns.seconds[i]))],
         ...this.infos.map(([name, values], n) => [`info ${n}`, name, values, (i) => digits(values[i])]),
       ].filter(([key]) => key !== "success" || columns.success.some((code) => code));
       this.build();
@@ -184,7 +185,8 @@
 
     detail(i) {
       const index = this.columns.index[i], parts = [];
-      const counted = this.columns.counted[i] ? "" : " The episode does not count, because it failed or an earlier episode did not finish.";
+      const why = this.columns.end[i] === 3 ? "it failed" : "an earlier episode did not finish";
+      const counted = this.columns.counted[i] ? "" : ` The episode does not count, because ${why}.`;
       parts.push(element("p", `Episode ${index}, seed ${this.columns.seed[i]}: ${ENDS[this.columns.end[i]]}.${counted}`));
       parts.push(this.command(`rl-eval replay ${this.run.path} --episodes ${index}`));
       parts.push(this.command(`rl-eval show ${this.run.path} --episodes ${index} --faults`));

@@ -19,7 +19,7 @@ from rl_eval.records.episode import Fault
 from rl_eval.records.plain import leaves
 from rl_eval.reports.charts import Plot, Row, estimates, histogram, lines
 from rl_eval.reports.page import Line, Page, Table
-from rl_eval.reports.pages import Write, page_of, result_page, with_ends, writer
+from rl_eval.reports.pages import Write, mean_returns, page_of, result_page, with_ends, writer
 from rl_eval.results.comparison import compare
 from rl_eval.results.metrics import success_counts
 from rl_eval.results.result import EvalResult
@@ -31,9 +31,12 @@ from rl_eval.results.text import (
     decimals,
     environment_name,
     interval_places,
+    merged_notes,
     number,
+    of_planned,
     percent,
     policy_name,
+    rounded,
     several,
     weights_file,
     weights_name,
@@ -68,13 +71,12 @@ def run_page(result: EvalResult) -> Page:
     mean = _row(f"Returns of {counted(len(rows), 'episode')}", result.aggregates.mean, result.interval)
     marks = [("median", "median", result.aggregates.median)]
     figure = histogram(rows["episode_return"], "return", mean, marks=marks)
-    places = decimals(result.aggregates.sem, result.aggregates.mean)
-    metrics = [(name, number(value, places)) for name, value in result.metrics.items()]
+    metrics = [(name, rounded(value)) for name, value in result.metrics.items()]
+    head = [page.sections[0], [Line("meaning", "", _meaning(result))]]
     return replace(
         page,
         sections=[
-            page.sections[0],
-            [Line("meaning", "", _meaning(result))],
+            *(head[::-1] if result.is_zero_sum else head),  # A browser enlarges the number in the first line.
             *page.sections[1:],
             *filter(None, [figure]),
             *_agent_tables(result),
@@ -95,7 +97,7 @@ def _meaning(result: EvalResult) -> str:
     if result.is_zero_sum:
         return "The returns of the agents sum to 0 in every episode, so each policy or agent has its own mean return."
     if not interval.exists:
-        return f"Mean of the completed episodes. The true mean return may differ by any amount: {interval.note}."
+        return "Mean of the completed episodes. The true mean return may differ by any amount."
     doubt = (
         " The evaluation was stopped early, when long episodes are less likely to be finished. So a return that grows "
         "with the length of an episode is too low."
@@ -224,27 +226,32 @@ def overview(results: Mapping[str, EvalResult]) -> Page:
     curve, first = _curve(list(results.values())), next(iter(results.values()))
     level = _level(first)
     rates = {name: row for name, result in results.items() if (row := _success(name, result))}
-    returns = {name: _mean_return(name, result) for name, result in results.items()}
-    samples = [result.counted_rows["episode_return"] for result in results.values()]
+    returns = {name: _mean_returns(result) for name, result in results.items()}
+    plain = [name for name, result in results.items() if not result.is_zero_sum]
     figures = [estimates(f"Success rates with {level}s", "success rate in %", [*rates.values()], within=(0, 100))]
     if len({environment_name(result.provenance) for result in results.values()}) == 1:  # Others have no common scale.
-        rows, title = [*returns.values()], "Returns of the episodes, with mean and interval"
+        title = "Returns of the episodes, with mean and interval"
+        rows = [row._replace(name=_joined(", ", name, row.name)) for name, own in returns.items() for row in own]
         if curve is None or any(_setting(one) != _setting(first) for one in results.values()):
             figures.append(estimates(f"Mean returns with {level}s", "mean return", rows))
+        samples = [results[name].counted_rows["episode_return"] for name in plain]
+        rows = [returns[name][0]._replace(name=name) for name in plain]
         figures.append(estimates(title, "return", rows, samples=samples))
     figures.append(curve)
     metrics = list(dict.fromkeys(key for result in results.values() for key in result.metrics))
     cells = []
     for name, result in results.items():
         success = [rates[name].text if name in rates else ""] if rates else []
-        shown = (returns[name].text, f"{result.aggregates.count:,}", result.status, policy_name(result.provenance))
+        completed = of_planned(result.aggregates.count, len(result.plan))
+        means = ", ".join(_joined(" ", row.name, row.text) for row in returns[name])
+        shown = (means, completed, result.status, policy_name(result.provenance))
         weights = weights_file(result.provenance) or weights_name(result.provenance, result.metrics["weights_version"])
-        chosen = (number(result.metrics.get(key, math.nan), 4) for key in metrics)
+        chosen = (rounded(result.metrics.get(key, math.nan)) for key in metrics)
         cells.append((name, *success, *shown, weights, *chosen))
     headings = ["result", *(["success"] if rates else []), "mean return", "episodes", "status", "policy", "weights"]
     table = Table("All results", (*headings, *metrics), cells, f"In parentheses: {level}s.", num_hidden=len(metrics))
-    missing = {name: result.interval.note for name, result in results.items() if not result.interval.exists}
-    notes = [f"{name} has no interval of the mean return: {note}" for name, note in missing.items()]
+    intervals = {name: result.interval for name, result in results.items() if not result.interval.exists}
+    notes = merged_notes((name, f"no interval of the mean return: {one.note}") for name, one in intervals.items())
     return Page("All results", "", "", [*filter(None, figures if rates else figures[1:]), table], notes)
 
 
@@ -253,14 +260,12 @@ def _success(name: str, result: EvalResult) -> Row | None:
     return None if rate is None or interval is None else _row(name, rate, interval, percent, 100)
 
 
-def _mean_return(name: str, result: EvalResult) -> Row:
-    """Return the mean return; in a zero-sum game, that of the first policy or agent, which is part of the name."""
-    if not result.is_zero_sum:
-        places = decimals(result.aggregates.sem, result.aggregates.mean)
-        return _row(name, result.aggregates.mean, result.interval, writer(places))
-    by_policy = result.returns_by("policy")
-    part, (mean, interval) = next(iter((by_policy if len(by_policy) > 1 else result.returns_by("agent")).items()))
-    return _row(f"{name}, {part}", mean, interval, writer(interval_places(interval, mean)))
+def _mean_returns(result: EvalResult) -> list[Row]:
+    return [_row(*part) for part in mean_returns(result)]
+
+
+def _joined(gap: str, *texts: str) -> str:
+    return gap.join(filter(None, texts))
 
 
 def _row(name: str, value: float, interval: Interval, write: Write = number, scale: float = 1.0) -> Row:
@@ -275,10 +280,14 @@ def _curve(results: Sequence[EvalResult]) -> Plot | None:
     for what, step_of in (("version of the weights", _version), ("number in the checkpoint's name", _checkpoint)):
         points = {step: result for result in alike if (step := step_of(result)) is not None}
         if len(points) == len(alike) > 1:
-            drawn = [(step, _mean_return("", points[step])) for step in sorted(points)]
-            plot = lines("Mean return over checkpoints", what, "mean return", {"mean return": drawn})
-            note = f"{several(len(drawn), 'intervals', results[0].confidence)}. The best: {BIASED_BEST}."
-            return plot and replace(plot, caption=f"{note} {plot.caption}")
+            series: dict[str, list[tuple[float, Row]]] = {}
+            for step in sorted(points):
+                for row in _mean_returns(points[step]):
+                    series.setdefault(row.name or "mean return", []).append((step, row))
+            plot = lines("Mean return over checkpoints", what, "mean return", series)
+            count = sum(not math.isnan(row.low) for points_ in series.values() for _, row in points_)
+            note = several(count, "intervals", results[0].confidence)
+            return plot and replace(plot, caption=_joined(" ", note and f"{note}.", BIASED_BEST, plot.caption))
     return None
 
 

@@ -14,6 +14,7 @@ from typing import Literal
 from rl_eval.errors import UsageError
 from rl_eval.records.episode import EpisodeRecord, Fault
 from rl_eval.results.result import EvalResult
+from rl_eval.results.text import counted
 
 Kind = Literal[
     "planned", "granted", "reclaimed", "returned", "fault", "lost", "excluded", "completed", "failed", "unfinished",
@@ -90,9 +91,9 @@ def _attempt(event: Event) -> tuple[int, int | None]:
 
 
 def _fault_event(fault: Fault) -> Event:
-    place = f"after {fault.step:,} steps" if fault.step else "before the first step"
-    counted = "" if fault.charged else f"; no attempt used up{f': {fault.pardon}' * bool(fault.pardon)}"
-    text = f"{fault.cause} failed in {fault.phase} {place}: {fault.error_type}: {fault.message}{counted}"
+    place = f"after {counted(fault.step, 'step')}" if fault.step else "before the first step"
+    pardon = "" if fault.charged else f"; no attempt used up{f': {fault.pardon}' * bool(fault.pardon)}"
+    text = f"{fault.cause} failed in {fault.phase} {place}: {fault.error_type}: {fault.message}{pardon}"
     return Event("fault", text, fault.attempt, fault.runner, fault.seconds, fault)
 
 
@@ -109,7 +110,7 @@ def _end(result: EvalResult, index: int) -> Event:
 
 
 def _outcome(result: EvalResult, record: EpisodeRecord) -> Iterator[str]:
-    yield f"return {record.episode_return!r} in {record.length:,} steps"
+    yield f"return {record.episode_return!r} in {counted(record.length, 'step')}"
     yield "terminated" if record.terminated else f"truncated by {record.truncated_by or 'an unknown limit'}"
     if record.success_at_end is not None:
         yield "success" if record.success_at_end else "no success"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
 
 from rl_eval.adapters import RANDOM
+from rl_eval.errors import listed
 from rl_eval.errors.other_names import KnowsNames
 
 if TYPE_CHECKING:
@@ -55,8 +56,10 @@ _METHODS: Final = {
     "wilson": "Wilson",
     "newcombe": "Newcombe",
 }
-BIASED_BEST: Final = "highest of several means, so biased upward: quote the mean over other episodes instead"
+BIASED_BEST: Final = "The highest of several means is biased upward. Quote its policy's mean over other episodes."
 """Meaning of the mean by which the best of several policies was chosen."""
+_NAMED: Final = 6
+"""Maximum number of names in a note."""
 _CLAUSE_END: Final = re.compile(r"; |\. |, so ")
 _LOADER: Final = re.compile(r"rl_eval\.integrations\.(\w+):\w+")
 """Factory of a library's models, as ``"module:attr"``."""
@@ -96,6 +99,16 @@ def number(value: float, places: int = 2) -> str:
         return f"{value:.4g}"
     text = f"{value:,.{places}f}"
     return text if text.strip("-0.") else text.removeprefix("-")
+
+
+def rounded(value: float) -> str:
+    """Return a number with four digits; a whole number without decimals."""
+    return number(value, decimals(0.0, value))
+
+
+def of_planned(count: int, planned: int) -> str:
+    """Return a count, and the planned number if it differs, such as ``2 of 3``."""
+    return f"{count:,}" if count == planned else f"{count:,} of {planned:,}"
 
 
 def counted(count: int, noun: str) -> str:
@@ -146,6 +159,14 @@ def several(count: int, what: str, confidence: float) -> str:
         f"{count:,} {what} at {100 * confidence:g} %: each is wrong with a probability of {100 * one:.3g} %. The "
         f"probability that at least one is wrong can be up to {100 * min(1.0, count * one):.3g} %"
     )
+
+
+def merged_notes(notes: Iterable[tuple[str, str]]) -> list[str]:
+    """Return one note per text, given pairs of a name and a text; a note lists the names with its text."""
+    names: dict[str, list[str]] = {}
+    for name, text in notes:
+        names.setdefault(text, []).append(name)
+    return [f"{listed(those, _NAMED)}: {text}" for text, those in names.items()]
 
 
 def lookup(value: Any, *keys: str) -> str:

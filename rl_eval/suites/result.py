@@ -10,14 +10,14 @@ from typing import Any, Final, final
 
 import numpy as np
 
-from rl_eval.errors import UsageError, listed
+from rl_eval.errors import UsageError
 from rl_eval.records.plain import plain
 from rl_eval.reports.page import Line, Page
 from rl_eval.reports.page import Table as PageTable
 from rl_eval.reports.pages import page_of
 from rl_eval.results.result import Status
 from rl_eval.results.stats.aggregate import exact_mean
-from rl_eval.results.text import Printed, number, several
+from rl_eval.results.text import Printed, merged_notes, of_planned, rounded, several
 from rl_eval.suites.aggregates import aggregate_scores, learning_curves, performance_profiles, task_means
 from rl_eval.suites.cells import Cell
 from rl_eval.suites.definition import SuiteDefinition
@@ -29,8 +29,6 @@ from rl_eval.suites.tables import Table
 from rl_eval.suites.units import Unit
 
 _MANY: Final = 100
-_NAMED: Final = 6
-"""Maximum number of names in a note."""
 _THRESHOLDS: Final = 41
 """Number of thresholds of a performance profile."""
 TITLES: Final = {
@@ -207,10 +205,10 @@ class SuiteResult(Printed):
         errors = ((TITLES[name], str(error)) for name, error in self.tables.items() if isinstance(error, UsageError))
         reasons = ((str(one.planned.cell), one.reason) for one in self.cells if one.reason)
         limits = ((TITLES[name], note) for name, table in shown.items() for note in table.interval_notes)
-        notes = [*_told_once(errors), *_told_once(reasons)]
-        notes += _told_once((f"{cell} is skipped", why) for cell, why in self.skipped)
+        notes = [*merged_notes(errors), *merged_notes(reasons)]
+        notes += merged_notes((f"{cell} is skipped", why) for cell, why in self.skipped)
         notes += dict.fromkeys([*self._ends, *(note for table in shown.values() for note in table.own_notes)])
-        notes += [*_told_once(limits), *self._code_changes(), *self._missing_settings()]
+        notes += [*merged_notes(limits), *self._code_changes(), *self._missing_settings()]
         name, version = self.definition.suite, f"version {self.definition.version}"
         return Page(name, version, self.status, [[line], *tables, cells], notes)
 
@@ -251,14 +249,6 @@ class SuiteResult(Printed):
 _HEADINGS: Final = ("cell", "status", "episodes", "mean score", "guarantee")
 
 
-def _told_once(notes: Iterable[tuple[str, str]]) -> list[str]:
-    """Return one note per text, given pairs of a name and a text; a note lists the names with its text."""
-    names: dict[str, list[str]] = {}
-    for name, text in notes:
-        names.setdefault(text, []).append(name)
-    return [f"{listed(those, _NAMED)}: {text}" for text, those in names.items()]
-
-
 def _has_score(state: CellState) -> bool:
     return state.score is not None and bool(state.score.values)
 
@@ -293,9 +283,7 @@ def _row(state: CellState) -> tuple[str, ...]:
     name, score = str(state.planned.cell), state.score
     if score is None:
         return name, state.status, "", "", ""
-    count, planned = len(score.values), score.episodes
-    episodes = f"{count:,}" if count == planned else f"{count:,} of {planned:,}"
-    return name, state.status, episodes, number(score.mean, 4), score.guarantee
+    return name, state.status, of_planned(len(score.values), score.episodes), rounded(score.mean), score.guarantee
 
 
 def _described(state: CellState) -> dict[str, Any]:

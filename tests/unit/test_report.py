@@ -19,13 +19,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from rl_eval import EvalConfig, evaluate
 from rl_eval.cli.exits import ExitCode
 from rl_eval.recording.video_selection import video_name, videos_of
 from rl_eval.records.episode import Outcome
 from rl_eval.reports.charts import WIDTH, Plot, Row, axis_over, estimates, histogram, lines
 from rl_eval.reports.html import Source, episode_data, pack, render
+from rl_eval.reports.listing import list_runs
 from rl_eval.reports.page import Table
-from rl_eval.reports.pages import result_page
+from rl_eval.reports.pages import headlines, result_page
 from rl_eval.reports.report import comparisons, group_tables, overview, run_page
 from rl_eval.results.comparison import compare
 from rl_eval.results.files import RESULT_FILE
@@ -34,6 +36,7 @@ from rl_eval.results.stats.interval import mean_interval
 from rl_eval.results.story import story
 from tests.refused import untold
 from tests.unit.cli_world import call
+from tests.unit.games_world import Duel, Level
 from tests.unit.results_world import TRACEBACK, drawn_result, make_result
 
 EVIL = "</script></style><img src=x onerror=alert(1)>\u2028{{ 7 * 7 }}"
@@ -170,6 +173,41 @@ def test_faults_are_shown_by_kind_with_one_in_full() -> None:
     assert "rl-eval replay" not in shown
 
 
+def test_each_metric_has_its_own_digits() -> None:
+    """Not those of the return: a rate is not rounded to 0 or 1, and a count has no decimals."""
+    result = drawn_result(30)
+    [table] = [one for one in run_page(result).sections if isinstance(one, Table) and one.title == "Numbers"]
+    compared = overview({"x": result, "y": result}).sections[-1]
+    for shown in (dict(table.rows), dict(zip(compared.headings, compared.rows[0], strict=True))):
+        for name, value in result.metrics.items():
+            assert float(shown[name].replace(",", "").replace("n/a", "nan")) == pytest.approx(value, 6e-4, nan_ok=True)
+        assert (shown["num_episodes"], shown["num_env_steps_sampled"]) == ("30", "1,000")
+
+
+def test_a_failed_episode_has_no_length_and_no_seconds() -> None:
+    found = Elements(page(drawn_result(10, failed=(5,)))).shown
+    assert re.search(r" 5 \d+ - failed 2 \d+ - 6 ", found)
+
+
+def test_completed_episodes_are_counted_of_the_planned_ones() -> None:
+    """Beside the other results, where a mean of fewer episodes looks like the others."""
+    table = overview({"x": drawn_result(30, failed=(5,)), "y": drawn_result(30)}).sections[-1]
+    assert [row[list(table.headings).index("episodes")] for row in table.rows] == ["29 of 30", "30"]
+
+
+def test_the_reason_for_a_missing_interval_is_given_once() -> None:
+    """In one result, and for several results with the same reason. It counts in the singular, too."""
+    result = drawn_result(30, failed=(5,))
+    assert result.interval.note.startswith("1 of 30 values is")
+    assert Elements(page(result)).shown.count(result.interval.note) == 1
+    equal = make_result(returns=np.full(30, 500.0))
+    several = overview({"x": equal, "y": equal, "z": drawn_result(30)})
+    [note] = [note for note in several.notes if equal.interval.note in note]
+    assert untold(note, "x", "y") == []
+    bounded = make_result(returns=np.full(30, 500.0), return_bounds=(0, 500))
+    assert untold(equal.interval.note, "evaluation.return_bounds", f"{bounded.interval.low:.3g} to 500") == []
+
+
 def test_minus_zero_is_zero() -> None:
     returns = np.where(np.arange(30) % 2, -0.0, -3.0)
     assert not re.search(r"-0(\.0*)? ", Elements(page(with_column(drawn_result(30), "episode_return", returns))).shown)
@@ -256,6 +294,30 @@ def test_unreported_successes_are_unknown() -> None:
 
 
 # Several results
+
+
+@pytest.mark.parametrize("names", [("seat_0", "seat_1"), ("one",)])
+def test_a_zero_sum_game_has_the_same_numbers_in_the_list_and_in_its_reports(
+    tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    """Those of all policies or agents, the highest first; the sum over the agents, which is 0, is nowhere."""
+    policies = {name: Level(place) for place, name in enumerate(names)}
+    result = evaluate(EvalConfig().environment(Duel).policy(policies=policies).evaluation(num_episodes=40))
+    result.save(tmp_path)
+    lines = headlines(result)
+    assert len(lines) == 2
+    assert float(lines[0].strong) > 0 > float(lines[1].strong)
+    both = overview({"x": result, "y": result})
+    table = both.sections[-1]
+    cell = table.rows[0][list(table.headings).index("mean return")]
+    shown = list_runs(tmp_path)[0].cells["mean return"]
+    for line in lines:
+        name = line.label.removeprefix("return of ")
+        assert f"{name} {line.strong} (" in cell
+        assert float(shown.partition(f"{name} ")[2].partition(",")[0]) == pytest.approx(float(line.strong), abs=0.1)
+    assert not any(re.match("Returns of the episodes", section.title) for section in both.sections)
+    [first, *_] = run_page(result).sections
+    assert not first[0].strong, "a browser enlarges the first number"
 
 
 def test_results_of_one_plan_are_compared_with_each_other() -> None:

@@ -325,7 +325,7 @@ def test_all_columns_are_in_sight(browser: Any, tmp_path: Path) -> None:
         page.get_by_role("button", name="Compare").click()
         page.wait_for_selector("html[data-ready]", state="attached")
         table = page.locator(".scroll").first
-        assert "declare return_bounds for an interval" in page.locator("main").inner_text()
+        assert "set evaluation.return_bounds for an interval" in page.locator("main").inner_text()
         assert table.evaluate("node => node.scrollWidth - node.clientWidth") == 0
         page.close()
 

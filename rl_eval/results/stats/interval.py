@@ -44,7 +44,7 @@ LEAST_ROWS: Final = 3
 FEW_OTHERS: Final = 10
 """Number of values unlike the most frequent value from which on a bootstrap shows how far the mean may be from it."""
 
-_ADVICE: Final = "; declare return_bounds for an interval"
+_ADVICE: Final = "; set evaluation.return_bounds for an interval"
 _TOO_WIDE: Final = "the spread of the values is too large or too small for a float"
 
 _ROUNDING: Final = 1e-9
@@ -141,7 +141,8 @@ def mean_interval(
 
     if num_missing == 0:
         return interval_of(sample)
-    failed = f"{num_missing} of {len(sample) + num_missing} values are missing, because episodes failed"
+    why = "is missing, because its episode" if num_missing == 1 else "are missing, because their episodes"
+    failed = f"{num_missing} of {len(sample) + num_missing} values {why} failed"
     if not sample.size:
         return no_interval(confidence, "no episode completed")
     if bounds is None:
@@ -303,9 +304,10 @@ def _equal_values(sample: npt.NDArray[np.float64], confidence: float, *, of: Of)
     why += _ADVICE
     if of == "differences" or not value:
         return why
-    ends, kind = (f"0, {value:g}", "losses") if value > 0 else (f"{value:g}, 0", "gains")
-    excluded = abs(value) * _largest_fraction(0, size, confidence)
-    return f"{why}: {size} equal values in [{ends}] would exclude {kind} above {excluded:.3g}"
+    bounds, end = sorted([0.0, value]), value * (1 - _largest_fraction(0, size, confidence))
+    low, high = sorted([end, value])
+    example = f"with {bounds[0]:g} and {bounds[1]:g}, {size} values of {value:g} would have {low:.3g} to {high:.3g}"
+    return f"{why}; {example}"
 
 
 def _from_bounds(sample: npt.NDArray[np.float64], confidence: float, bounds: Bounds) -> Interval:
