@@ -25,21 +25,15 @@ from rl_eval.execution.handle import EvalHandle
 from rl_eval.execution.jobs import Apply, ApplyToAll, Ask, Awaited, Do, FollowUp, Reconfigure, WeightsSync
 from rl_eval.execution.loop import ControlLoop
 from rl_eval.execution.mistakes import mistake_in
+from rl_eval.execution.opening import Opening
 from rl_eval.execution.outcome import Aspect, EvalOutcome
 from rl_eval.execution.runner_pool import GroupWeights, PublishedWeights, RunnerPool
-from rl_eval.execution.session import Opening
 from rl_eval.policies.subject import Subject, configured_weights, subject_of
 from rl_eval.results.result import EvalResult
 from rl_eval.results.source_code import code_of
 from rl_eval.runners import EvalRunner, Layout, layout_of
 from rl_eval.supervision.caller import current_folder, working_in
-from rl_eval.weights import (
-    HeldWeights,
-    WeightsSnapshot,
-    add_missing,
-    keep_unsent,
-    snapshot_weights,
-)
+from rl_eval.weights import HeldWeights, WeightsSnapshot, add_missing, keep_unsent, snapshot_weights
 
 if TYPE_CHECKING:
     from rl_eval.execution.sampling import Sampler, SampleRequest

@@ -1,21 +1,29 @@
-"""Mistakes of a call that make every attempt of every episode fail, so that its result is an error.
+"""Attempts that fail alike: they end an evaluation early, and the result of a call with a mistake is an error.
 
 An exception that the environment itself raises is never such a mistake, because it may depend on the episode.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final, final
 
 from rl_eval.errors import EnvError, EpisodeError, PolicyError
-from rl_eval.execution.session import kind_of
+from rl_eval.records.episode import Fault
 from rl_eval.results.result import EvalResult
 
 _CONTRACT: Final = EnvError.__name__
 """Type of a fault for a value that breaks Gymnasium's contract."""
 _LONGEST: Final = 200
 """Maximum length of the text of a space."""
+_FEWEST: Final = 20
+_PER_LANE: Final = 4
+"""Number of failed first attempts per lane before the evaluation ends. A runner holds up to two leases per lane, and
+their first attempts may all fail before a retry completes."""
+_FRAME: Final = re.compile(r'^  File "(.+)", line (\d+), in ', re.MULTILINE)
+_PACKAGE: Final = Path(__file__).parents[1]
 
 
 def mistake_in(result: EvalResult, spaces: Callable[[], tuple[Any, Any]]) -> EpisodeError | None:
@@ -46,3 +54,53 @@ def mistake_in(result: EvalResult, spaces: Callable[[], tuple[Any, Any]]) -> Epi
         error = PolicyError(problem, key="policy", fix=fix)
     error.result = result
     return error
+
+
+@final
+class FailFast:
+    """Counter of the first attempts of an evaluation, while all of them fail with the same error at the same place.
+
+    The failures of a single runner do not end an evaluation while others may work, because the runner may be broken.
+
+    Args:
+        lanes: Number of lanes of all runners. Each lane may fail four times before the evaluation ends.
+    """
+
+    def __init__(self, lanes: int) -> None:
+        self._limit = max(_FEWEST, _PER_LANE * lanes)
+        self._first: Fault | None = None
+        self._runners: set[int] = set()
+        self._count = 0
+        self._over = False
+
+    def failed(self, faults: Iterable[Fault], *, alone: bool) -> str:
+        """Count failed attempts; return the reason to end the evaluation, or an empty string to continue.
+
+        Args:
+            faults: The failed attempts.
+            alone: Whether no second runner is expected to work.
+        """
+        for fault in faults:
+            self._runners.add(fault.runner)
+            self._first = self._first or fault
+            self._over = self._over or kind_of(fault) != kind_of(self._first)
+            self._count += 1
+        if self._over or self._first is None or self._count < self._limit or not (alone or len(self._runners) > 1):
+            return ""
+        first = self._first
+        where = f" at {':'.join(place)}" if (place := _place(first)) else ""
+        return (
+            f"{first.error_type}: {first.message}: all of the first {self._count} attempts failed like this in "
+            f"{first.phase}{where} ({first.cause}). To continue anyway, set fault_tolerance.fail_fast=false"
+        )
+
+
+def kind_of(fault: Fault) -> tuple[object, ...]:
+    """Return what two faults of the same mistake have in common: error, cause, phase and place in the user's code."""
+    return fault.error_type, fault.cause, fault.phase, _place(fault)
+
+
+def _place(fault: Fault) -> tuple[str, ...]:
+    """Return the file and the line of the innermost frame outside of this package; empty if there is none."""
+    frames = [frame for frame in _FRAME.findall(fault.traceback) if _PACKAGE not in Path(frame[0]).parents]
+    return frames[-1] if frames else ()

@@ -11,8 +11,8 @@ from typing_extensions import override
 from rl_eval.backends import requests
 from rl_eval.errors import ConfigError
 from rl_eval.execution.jobs import Apply, Job
+from rl_eval.execution.opening import Opening
 from rl_eval.execution.runner_pool import Member
-from rl_eval.execution.session import Opening
 from rl_eval.runners.core import RunnerCore
 from rl_eval.supervision.flight_recorder import CrashReport
 

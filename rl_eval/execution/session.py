@@ -1,4 +1,4 @@
-"""Session of an evaluation: it chooses the weights, reads the log, and runs the episodes that have no record yet.
+"""Session of an evaluation: it runs the episodes that have no record yet.
 
 A *phase* is a job in which runners run episodes, such as the session or the determinism check.
 """
@@ -9,39 +9,31 @@ import abc
 import json
 import logging
 import os
-import re
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterable
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from threading import Thread
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import Any, Final, final
 
 import numpy as np
 from typing_extensions import assert_never, override
 
 from rl_eval.backends.requests import Run
 from rl_eval.errors import EvalError, PolicyUnavailable, RunnerLost
-from rl_eval.execution.jobs import Job, WeightsSync
+from rl_eval.execution.jobs import Job
+from rl_eval.execution.mistakes import FailFast
 from rl_eval.execution.outcome import Committing, EvalOutcome
 from rl_eval.execution.record_store import FLUSH_TIMEOUT_S
 from rl_eval.execution.runner_pool import Member
 from rl_eval.records.episode import Fault, RunReport, failed_row, used_attempts
-from rl_eval.results.provenance import manifest_of
 from rl_eval.scheduling import events
 from rl_eval.scheduling.blocks import schedule_of
 from rl_eval.scheduling.runner_failures import attribute_loss
 from rl_eval.scheduling.schedule import Schedule
 from rl_eval.supervision.flight_recorder import CrashReport
-from rl_eval.weights import HeldWeights
-
-if TYPE_CHECKING:
-    from rl_eval.log import LogContents, Manifest
-
 
 CALLS_IN_FLIGHT: Final = 2
 """Number of calls per runner. One call runs and the next call is queued, so that no lane waits for the control loop."""
@@ -179,140 +171,7 @@ class Phase(Job):
             self.pool.call(member, Run(budget_s=0.0, abort=True), tag=self.tag, now=now)
 
 
-_LAST_READ_S: Final = 5.0
-"""Time limit of a running read when the evaluation fails, in seconds. The folder must not be released while it is
-read."""
-
-
-@final
-class Opening(Job):
-    """First job of an evaluation; the session follows.
-
-    Args:
-        outcome: Outcome of the evaluation.
-        sync: Job that sends the weights, and was posted before this job. If it fails, this job fails, too.
-        held: Object that receives the evaluated weights.
-    """
-
-    exclusive = True
-    waits_for_disk = True
-
-    def __init__(self, outcome: EvalOutcome, sync: WeightsSync | None = None, held: HeldWeights | None = None) -> None:
-        self._outcome = outcome
-        self._sync = sync
-        self._held = held
-        self._reading: Future[tuple[Manifest, LogContents] | None] = Future()
-        self._taken = False
-
-    @override
-    def start(self, now: float) -> None:
-        self._taken = self._outcome.take()
-        if not self._taken:
-            return
-        if self._sync is not None and (error := self._sync.future.exception()) is not None:
-            self._outcome.fail(error)  # The read has not started.
-            return
-        self._outcome.take_weights(self.pool)
-        if self._held is not None:
-            self._held.snapshot = self._outcome.weights
-        if self._outcome.store.durable:
-            Thread(target=self._read, name="rl_eval read log", daemon=True).start()
-        else:
-            self._outcome.state = "running"
-
-    @override
-    def lost(self, member: Member, crash_report: CrashReport | None, now: float) -> bool:
-        self._outcome.lost(member, crash_report)
-        return False
-
-    @override
-    def tick(self, now: float) -> None:
-        if self.done or not self._reading.done():
-            return
-        try:
-            if found := self._reading.result():
-                self._outcome.take_log(*found)
-        except Exception as error:
-            self._outcome.fail(error)
-        else:
-            self._outcome.state = "running"
-
-    @override
-    def fail(self, error: BaseException) -> None:
-        if self._taken and self._outcome.store.durable and not self.done:
-            with suppress(Exception):
-                self._reading.result(_LAST_READ_S)
-        if self._taken or self._outcome.take():
-            self._outcome.fail(error)
-
-    @property
-    @override
-    def done(self) -> bool:
-        return self._outcome.state != "waiting"
-
-    @override
-    def successors(self) -> list[Job]:
-        return [EpisodeSession(self._outcome)] if self._outcome.state == "running" else []
-
-    def _read(self) -> None:
-        outcome = self._outcome
-        try:
-            read = outcome.store.read(
-                lambda: manifest_of(outcome.settings, outcome.plan, outcome.weights, outcome.subject)
-            )
-        except BaseException as error:
-            self._reading.set_exception(error)
-        else:
-            self._reading.set_result(read)
-
-
 _logger: Final = logging.getLogger(__name__)
-_FEWEST: Final = 20
-_PER_LANE: Final = 4
-"""Number of failed first attempts per lane before the evaluation ends. A runner holds up to two leases per lane, and
-their first attempts may all fail before a retry completes."""
-_FRAME: Final = re.compile(r'^  File "(.+)", line (\d+), in ', re.MULTILINE)
-_PACKAGE: Final = Path(__file__).parents[1]
-
-
-@final
-class FailFast:
-    """Counter of the first attempts of an evaluation, while all of them fail with the same error at the same place.
-
-    The failures of a single runner do not end an evaluation while others may work, because the runner may be broken.
-
-    Args:
-        lanes: Number of lanes of all runners. Each lane may fail four times before the evaluation ends.
-    """
-
-    def __init__(self, lanes: int) -> None:
-        self._limit = max(_FEWEST, _PER_LANE * lanes)
-        self._first: Fault | None = None
-        self._runners: set[int] = set()
-        self._count = 0
-        self._over = False
-
-    def failed(self, faults: Iterable[Fault], *, alone: bool) -> str:
-        """Count failed attempts; return the reason to end the evaluation, or an empty string to continue.
-
-        Args:
-            faults: The failed attempts.
-            alone: Whether no second runner is expected to work.
-        """
-        for fault in faults:
-            self._runners.add(fault.runner)
-            self._first = self._first or fault
-            self._over = self._over or kind_of(fault) != kind_of(self._first)
-            self._count += 1
-        if self._over or self._first is None or self._count < self._limit or not (alone or len(self._runners) > 1):
-            return ""
-        first = self._first
-        where = f" at {':'.join(place)}" if (place := _place(first)) else ""
-        return (
-            f"{first.error_type}: {first.message}: all of the first {self._count} attempts failed like this in "
-            f"{first.phase}{where} ({first.cause}). To continue anyway, set fault_tolerance.fail_fast=false"
-        )
-
 
 _LONG_WAIT_S: Final = 30.0
 _LONG_EPISODE: Final = 100_000
@@ -361,17 +220,6 @@ class Waiting:
             else f"evaluation.max_episode_steps ends an episode after {self._limit:,} steps"
         )
         return f"no episode has finished for {seconds:.0f} s. Waiting for episode {index}, step {steps:,}: {limited}"
-
-
-def kind_of(fault: Fault) -> tuple[object, ...]:
-    """Return what two faults of the same mistake have in common: error, cause, phase and place in the user's code."""
-    return fault.error_type, fault.cause, fault.phase, _place(fault)
-
-
-def _place(fault: Fault) -> tuple[str, ...]:
-    """Return the file and the line of the innermost frame outside of this package; empty if there is none."""
-    frames = [frame for frame in _FRAME.findall(fault.traceback) if _PACKAGE not in Path(frame[0]).parents]
-    return frames[-1] if frames else ()
 
 
 _PATIENCE_S: Final = 10.0

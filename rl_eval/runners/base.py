@@ -20,25 +20,12 @@ from typing_extensions import override
 
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import EnvError
-from rl_eval.records.episode import (
-    PROGRESS,
-    FaultCause,
-    Phase,
-    RunReport,
-    first_seen,
-)
+from rl_eval.records.episode import PROGRESS, FaultCause, Phase, RunReport, first_seen
 from rl_eval.runners.core import RunnerCore
-from rl_eval.runners.environment import (
-    attribute_of,
-    broken_step,
-    check_condition_keys,
-    construct_env,
-    read_reset,
-    takes_context,
-    time_limit,
-)
+from rl_eval.runners.environment import attribute_of, check_condition_keys, construct_env, takes_context, time_limit
 from rl_eval.runners.lane import Lane
 from rl_eval.runners.observers import Factory
+from rl_eval.runners.values import broken_step, read_reset
 from rl_eval.supervision.caller import survivable
 from rl_eval.supervision.flight_recorder import CLOSE, CONSTRUCT, NOW, RESET, SINCE
 

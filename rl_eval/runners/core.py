@@ -38,11 +38,12 @@ from rl_eval.records.episode import (
 )
 from rl_eval.records.generators import GeneratorSensor
 from rl_eval.records.guarantee import NUMERICS
-from rl_eval.runners.environment import ValueReader, import_env
+from rl_eval.runners.environment import import_env
 from rl_eval.runners.facts import RunnerFacts
-from rl_eval.runners.lane import PendingReport
 from rl_eval.runners.metrics import metric_functions, scalar_columns
 from rl_eval.runners.observers import Factory, ObservedSlot
+from rl_eval.runners.report import PendingReport
+from rl_eval.runners.values import ValueReader
 from rl_eval.supervision.caller import current_folder, end_fork, survivable, working_in
 from rl_eval.supervision.flight_recorder import CONSTRUCT, flight_recorder
 from rl_eval.weights import WeightsSnapshot, apply_weights, module_of, weights_of

@@ -18,14 +18,14 @@ from rl_eval import EvalConfig, evaluate
 from rl_eval.backends import Call, Reply
 from rl_eval.backends.requests import Run, Start
 from rl_eval.errors import ConfigError, EvalError, NumericsMismatch, RunnerLost
-from rl_eval.execution import session
+from rl_eval.execution import mistakes
 from rl_eval.execution.aspects import default_aspects
 from rl_eval.execution.determinism_check import DeterminismCheck
 from rl_eval.execution.loop import ControlLoop
+from rl_eval.execution.opening import Opening
 from rl_eval.execution.outcome import EvalOutcome
 from rl_eval.execution.record_store import RecordStore
 from rl_eval.execution.runner_pool import Member, RunnerPool
-from rl_eval.execution.session import Opening
 from rl_eval.log import EvaluationLog
 from rl_eval.records.episode import PROGRESS, ROW, Fault, Outcome, RunReport
 from rl_eval.records.guarantee import NUMERICS
@@ -328,8 +328,8 @@ def test_the_start_of_runners_takes_no_time_of_the_check(tmp_path: Path) -> None
 @pytest.mark.parametrize("charged", [False, True])
 def test_only_charged_faults_end_an_evaluation_early(charged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pre-empted runner makes suspects of all its lanes, and takes no attempt from any of them."""
-    monkeypatch.setattr(session, "_FEWEST", 2)
-    monkeypatch.setattr(session, "_PER_LANE", 0)
+    monkeypatch.setattr(mistakes, "_FEWEST", 2)
+    monkeypatch.setattr(mistakes, "_PER_LANE", 0)
     world = World()
     for runner in (0, 1):
         failed = ("runner", "act", 0, "RunnerLost", "gone", "", runner, "", 0.0)

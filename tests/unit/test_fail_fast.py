@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rl_eval import EvalConfig, evaluate
 from rl_eval.execution import session
-from rl_eval.execution.session import FailFast
+from rl_eval.execution.mistakes import FailFast
 from rl_eval.records.episode import Fault
 from tests.refused import result_of, untold
 

@@ -27,9 +27,9 @@ from rl_eval.errors import (
 from rl_eval.execution.aspects import default_aspects
 from rl_eval.execution.jobs import Apply, ApplyToAll, Do, Job, WeightsSync
 from rl_eval.execution.loop import ControlLoop
+from rl_eval.execution.opening import Opening
 from rl_eval.execution.outcome import Committing, EvalOutcome
 from rl_eval.execution.runner_pool import PublishedWeights, RunnerPool
-from rl_eval.execution.session import Opening
 from rl_eval.log import EvaluationLog
 from rl_eval.log.storage import LocalStorage
 from rl_eval.records.episode import PROGRESS, ROW, Fault, Outcome, Row, RunReport

@@ -13,9 +13,9 @@ from rl_eval.backends.requests import GetWeightsVersion, Run, SetWeights, Start,
 from rl_eval.errors import ClusterError, RunnerLost, WeightsError
 from rl_eval.execution.handle import EvalHandle
 from rl_eval.execution.jobs import Apply, WeightsSync
+from rl_eval.execution.opening import Opening
 from rl_eval.execution.outcome import EvalOutcome
 from rl_eval.execution.runner_pool import PublishedWeights
-from rl_eval.execution.session import Opening
 from rl_eval.runners import layout_of
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.weights import snapshot_weights

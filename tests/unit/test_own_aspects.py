@@ -14,9 +14,9 @@ from rl_eval.backends.inline import InlineBackend
 from rl_eval.config.settings import EvalSettings
 from rl_eval.execution.jobs import Apply, Do
 from rl_eval.execution.loop import ControlLoop
+from rl_eval.execution.opening import Opening
 from rl_eval.execution.outcome import Aspect, EvalOutcome
 from rl_eval.execution.runner_pool import GroupWeights, Member, RunnerPool
-from rl_eval.execution.session import Opening
 from rl_eval.records.episode import RunReport
 from rl_eval.runners import layout_of
 from rl_eval.runners.core import RunnerCore

@@ -16,9 +16,9 @@ from rl_eval.backends import Call, Reply
 from rl_eval.backends.requests import Run, Start
 from rl_eval.errors import ConfigError, RunnerLost, WeightsError
 from rl_eval.execution.jobs import Reconfigure
+from rl_eval.execution.opening import Opening
 from rl_eval.execution.outcome import EvalOutcome
 from rl_eval.execution.runner_pool import GroupWeights
-from rl_eval.execution.session import Opening
 from rl_eval.runners import layout_of
 from rl_eval.runners.runner_processes import check_processes, shares_processes
 from rl_eval.supervision.flight_recorder import STEP, FlightRecorder

@@ -19,7 +19,7 @@ from rl_eval.records.episode import PROGRESS, FaultCause, Lease, Phase
 from rl_eval.runners.batched.runner import BatchedEvalRunner, lane_of_call
 from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep, Reported
 from rl_eval.runners.facts import RunnerFacts
-from rl_eval.runners.lane import PendingReport
+from rl_eval.runners.report import PendingReport
 from rl_eval.supervision.caller import survivable
 from rl_eval.supervision.flight_recorder import RESET
 

@@ -21,13 +21,7 @@ from rl_eval.policies.inference.device_observations import DeviceObservations
 from rl_eval.policies.inference.inference import RowInference
 from rl_eval.policies.inference.spaces import ObservationBatch
 from rl_eval.records.determinism import Trace, action_digest
-from rl_eval.records.episode import (
-    FaultCause,
-    Lease,
-    Phase,
-    RunReport,
-    first_seen,
-)
+from rl_eval.records.episode import FaultCause, Lease, Phase, RunReport, first_seen
 from rl_eval.runners.batched.attempts import Attempts
 from rl_eval.runners.batched.current_simulator import CurrentSimulator
 from rl_eval.runners.batched.observed import ObservedBatch
@@ -37,8 +31,8 @@ from rl_eval.runners.batched.vector_env import build_simulator
 from rl_eval.runners.core import RunnerCore
 from rl_eval.runners.environment import check_condition_keys, takes_context
 from rl_eval.runners.facts import RunnerFacts
-from rl_eval.runners.lane import PendingReport
 from rl_eval.runners.observers import Factory
+from rl_eval.runners.report import PendingReport
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.supervision.caller import survivable
 from rl_eval.supervision.flight_recorder import ACT, ALL_LANES, CLOSE, CONSTRUCT, RESET, STEP

@@ -24,7 +24,8 @@ from rl_eval.adapters import integration_for
 from rl_eval.config.settings import EnvironmentSection, EvalSettings, EvaluationSection, copy_containers
 from rl_eval.errors import ConfigError, EnvError, UsageError, listed, needs_extra, summary_of
 from rl_eval.records.agents import AGENT_COLUMNS
-from rl_eval.runners.environment import build_env, episode_hook, scalar_of
+from rl_eval.runners.environment import build_env, episode_hook
+from rl_eval.runners.values import scalar_of
 
 
 class Turn(NamedTuple):
