@@ -107,7 +107,7 @@ def run(
         evaluated.check("run", assignments)
     requirements = _requirements(require or ())
     keys = evaluated.keys(say, assignments, trust=trust)
-    earlier, remark = None if retry is None else load_to_run(retry, trust), ""
+    earlier, remark = None if retry is None else load_to_run(retry, trust, _is_unfinished), ""
     from rl_eval.cli.progress import Monitor
 
     with closing(Monitor(quiet=quiet or as_json)) as monitor:
@@ -132,17 +132,22 @@ def run(
             if mistake and not (quiet or as_json):
                 print_line(mistake.fix)
 
-        result, output = carry_out(
-            settings,
-            present,
-            say,
-            ctx.obj,
-            monitor,
-            name=name,
-            output=output,
-            force=force,
-            accept_code_change=accept_code_change,
-        )
+        if earlier is not None and not _is_unfinished(earlier):
+            say(f"no episode of {shown(retry or '')} failed or is missing")
+            present(earlier, None, None)
+            result = earlier
+        else:
+            result, output = carry_out(
+                settings,
+                present,
+                say,
+                ctx.obj,
+                monitor,
+                name=name,
+                output=output,
+                force=force,
+                accept_code_change=accept_code_change,
+            )
     if logger is not None:
         _log_to(logger, name, result, output)
     judged = _judged(requirements, result)
@@ -203,6 +208,11 @@ def _check_options(ctx: typer.Context) -> None:
             raise ConfigError(f"{given[name]} needs {other}", key=given[name], fix=fix)
 
 
+def _is_unfinished(result: EvalResult) -> bool:
+    """Return whether an episode of a result failed or is missing, so that ``--retry`` runs it."""
+    return result.status != "complete" or bool(result.num_failed)
+
+
 def _put_aside(
     path: str, result: EvalResult, indices: str | None, attempts: int | None, accept_code_change: bool
 ) -> EvalSettings:
@@ -228,7 +238,7 @@ def _put_aside(
         index, fix = min(others), f"Choose among the failed episodes: {those}." if failed else ""
         problem = f"--indices {indices}: {f'episode {index} did not fail' if failed else 'no episode has failed'}"
         raise UsageError(problem, key="--indices", value=indices, episode=index, fix=fix)
-    if read_manifest(open_storage(path)) is None:
+    if _is_unfinished(result) and read_manifest(open_storage(path)) is None:
         problem, fix = f"{shown(path)} has no evaluation log", "Evaluate again with another --output."
         raise UsageError(f"{problem}, which --retry needs", key="--retry", value=shown(path), fix=fix)
     config = recorded_config(result.provenance["config"])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -168,10 +168,11 @@ def only_one(settings: EvalSettings, text: str) -> str:
     return f"episode {index} only{number}" if settings.evaluation.num_episodes == 1 else ""
 
 
-def load_to_run(path: str, trust: bool) -> EvalResult:
+def load_to_run(path: str, trust: bool, is_needed: Callable[[EvalResult], bool] = lambda _: True) -> EvalResult:
     """Load a result to rerun its episodes, and add the current folder to the module path.
 
     The folder is added only after the user consents, because the folder may come from the author of the result.
+    ``is_needed`` returns whether the code of the result will run.
 
     Raises:
         UntrustedError: The user does not consent, or there is no terminal to ask.
@@ -181,7 +182,7 @@ def load_to_run(path: str, trust: bool) -> EvalResult:
 
     result = load(path)
     try:
-        if not trust:
+        if is_needed(result) and not trust:
             check_trust(result.provenance)
     except UntrustedError as error:
         if not consents(str(error), "Run this code?"):

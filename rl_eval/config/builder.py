@@ -10,7 +10,7 @@ import functools
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, cast
 
@@ -60,12 +60,11 @@ def _check_key(key: str) -> None:
     fields = {known: model.model_fields for known, model in SECTIONS.items()}
     if name in fields.get(section, {}):
         return
-    word: str = key
-    known: Iterable[str] = [f"{other}.{one}" for other, keys in fields.items() for one in keys]
+    word, known, inside = key, [f"{other}.{one}" for other, keys in fields.items() for one in keys], ""
     if section in fields and name:
-        word, known = name, fields[section]
+        word, known, inside = name, [*fields[section]], f"{section}."
     places = [f"{other}.{word}" for other, keys in fields.items() if word.partition(".")[0] in keys]
-    meant = f"did you mean {' or '.join(map(repr, places))}?" if places else nearest(word, known)
+    meant = f"did you mean {' or '.join(map(repr, places))}?" if places else nearest(word, known, inside)
     raise ConfigError(f"unknown config key {key!r}: {meant}", key=key)
 
 
@@ -209,7 +208,8 @@ class EvalConfig(KnowsNames):
                 raise ConfigError(f"unknown config section {section!r}: {advice}", key=str(section))
             if not isinstance(keys, Mapping):
                 problem = f"config section {section!r} must be a mapping of keys, not {_shown(keys)}"
-                raise ConfigError(problem, key=section, value=_shown(keys))
+                fix = f"Write {section}: {{{next(iter(SECTIONS[section].model_fields))}: VALUE}}."
+                raise ConfigError(problem, key=section, value=_shown(keys), fix=fix)
             for key, value in keys.items():
                 config.set(f"{section}.{key}", value)
         if folder is not None:
@@ -242,7 +242,10 @@ class EvalConfig(KnowsNames):
                     f"{path} has no section {section!r}: {nearest(part, map(str, known))}", key=str(path), value=section
                 )
             values = values[part]
-        return cls.from_dict(values, path.parent)
+        try:
+            return cls.from_dict(values, path.parent)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error.problem}", key=error.key, value=error.value, fix=error.fix) from None
 
     def set(self, key: str, value: Any) -> EvalConfig:
         """Set one value by its dotted key, as ``--set`` does.

@@ -544,9 +544,8 @@ def _check_in_process(settings: EvalSettings) -> None:
     for section in SECTIONS:
         for key in needs_processes(section):
             if value := redact(getattr(getattr(settings, section), key), section, key):
-                problem = (
-                    f"{section}.{key} is {value!r}, but with runners.num_runners=0 everything runs in this process, "
-                    "where no deadline can interrupt a call"
-                )
+                why = ", where no deadline can interrupt a call" if section == "fault_tolerance" else ", without Ray"
+                where = f"with runners.num_runners=0 everything runs in this process{why}"
+                problem = f"{section}.{key} is {value!r}, but {where}"
                 fix = "Remove the key, or set runners.num_runners to 1 or more."
                 raise ConfigError(problem, key=f"{section}.{key}", value=value, fix=fix)

@@ -185,13 +185,14 @@ class NumericsMismatch(ClusterError):
     """The numerics key of a runner differs from that of its group, so its floats could differ too."""
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, known: Iterable[str], section: str = "") -> str:
     """Return advice about an unknown word: "did you mean" and the nearest known words, or all known words.
 
     A known word that contains all parts of the unknown word is near: ``episode_return_mean`` for ``mean_return``. So is
-    a known word whose parts are all in the unknown word: ``std`` for ``std_return``.
+    a known word whose parts are all in the unknown word: ``std`` for ``std_return``. ``section`` precedes near words.
     """
-    close = nearest_words(word, known := sorted(known))
+    known = sorted(known)
+    close = [f"{section}{one}" for one in nearest_words(word, known)]
     return f"did you mean {' or '.join(map(repr, close))}?" if close else f"known: {', '.join(known)}"
 
 
@@ -199,7 +200,7 @@ _SYNONYMS: Final = {
     **dict.fromkeys(("n", "nb", "number"), "num"),
     **dict.fromkeys(("workers", "actors", "processes"), "runners"),
     **dict.fromkeys(("model", "checkpoint", "agent"), "policy"),
-    **dict.fromkeys(("out", "outdir"), "output"),
+    **dict.fromkeys(("out", "outdir", "dir", "directory", "folder", "log", "logdir", "rundir"), "output"),
     **dict.fromkeys(("gpu", "cuda"), "device"),
     "environment": "env",
     "format": "to",
@@ -218,7 +219,10 @@ def nearest_words(word: str, known: Sequence[str]) -> list[str]:
     known_parts = {option: {_SYNONYMS.get(part, part) for part in option.split("_")} for option in known}
     containing = [option for option in known if parts <= known_parts[option]]
     contained = [option for option in known if parts > known_parts[option]]
-    return near(cutoff=0.9) or sorted(containing, key=len)[:3] or sorted(contained, key=len)[-1:] or near()
+    found = near(cutoff=0.9) or sorted(containing, key=len)[:3] or sorted(contained, key=len)[-1:] or near()
+    spelled = [difflib.get_close_matches(part, {*"_".join(known).split("_")}, 1, 0.8) or [part] for part in named]
+    corrected = "_".join(part for part, *_ in spelled)
+    return found or (nearest_words(corrected, known) if corrected != "_".join(named) else [])
 
 
 @contextlib.contextmanager

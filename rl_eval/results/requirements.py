@@ -51,7 +51,8 @@ class MetricRequirement:
             ConfigError: The metric does not exist.
         """
         if self.metric not in (known := set(metrics)):
-            problem = f"{self} (--require) has an unknown metric {self.metric!r}: {nearest(self.metric, known)}"
+            meant = nearest(self.metric, known | _METRICS.keys())
+            problem = f"{self} (--require) has an unknown metric {self.metric!r}: {meant}"
             raise ConfigError(problem, key="--require", value=self.metric)
 
     def judge(self, metrics: Mapping[str, float]) -> Answer:

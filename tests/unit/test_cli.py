@@ -139,6 +139,14 @@ def test_a_requirement_is_judged_on_what_can_answer_it(folder, options, requirem
     assert f"{requirement}: {answer}" in done.stderr
 
 
+@pytest.mark.parametrize("wrong", ["mean_retrun", "retrun_mean", "mean_retrn"])
+def test_a_misspelt_metric_gets_the_nearest_names(folder, wrong):
+    done = call("run", "toy.yaml", "--require", f"{wrong} >= 3")
+    assert done.exit_code == ExitCode.USAGE
+    assert "did you mean" in done.stderr
+    assert "episode_return_mean" in done.stderr or "'mean_return'" in done.stderr
+
+
 def test_help_fits_80_columns():
     for command in ([], *([command] for command in NAMES)):
         assert max(map(len, call(*command, "--help").output.splitlines())) <= 80

@@ -327,8 +327,9 @@ def test_live_objects_refuse_yaml_by_name(key: str, value: Any) -> None:
     [
         ({"enviroment": {}}, "enviroment", "'environment'"),
         ({"zzz": {}}, "zzz", "environment, evaluation, fault_tolerance, policy, runners"),
-        ({"evaluation": {"num_episode": 3}}, "evaluation.num_episode", "'num_episodes'"),
-        ({"runners": {"num_workers": 3}}, "runners.num_workers", "'num_runners'"),
+        ({"evaluation": {"num_episode": 3}}, "evaluation.num_episode", "'evaluation.num_episodes'"),
+        ({"runners": {"num_workers": 3}}, "runners.num_workers", "'runners.num_runners'"),
+        ({"policy": {"polcy": "a:b"}}, "policy.polcy", "'policy.policy'"),
         ({"policy": {"qqq": 3}}, "policy.qqq", "actions, allow_nondeterministic"),
         ({"evaluation": {"step_timeout_s": 3}}, "evaluation.step_timeout_s", "'fault_tolerance.step_timeout_s'"),
         ({"environment": {"max_episode_steps": 3}}, "environment.max_episode_steps", "'evaluation.max_episode_steps'"),
@@ -342,6 +343,24 @@ def test_an_unknown_name_is_an_error_with_the_nearest_known_one(values: dict[str
     if hasattr(EvalConfig, section := next(iter(values))):
         with refused(ConfigError, key):
             getattr(EvalConfig(), section)(**values[section])
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "fix"),
+    [
+        ("policy: random", "policy", "policy: {policy: "),
+        ("runners: 2", "runners", "runners: {num_runners: "),
+        ("policy: {polcy: random}", "policy.polcy", ""),
+        ("enviroment: {}", "enviroment", ""),
+    ],
+)
+def test_an_error_in_a_file_names_the_file(tmp_path: Path, text: str, key: str, fix: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with refused(ConfigError, key) as caught:
+        EvalConfig.from_yaml(path)
+    assert str(path) in str(caught.value)
+    assert fix in caught.value.fix
 
 
 @pytest.mark.parametrize("key", ["num_episodes", "evaluation", "evaluation.", ".num_episodes", "eval.num_episodes", ""])
@@ -441,8 +460,9 @@ def test_what_needs_processes_is_refused_without_them() -> None:
     for section, key in marked:
         value = EVERYTHING[section][key]
         config = minimal().set(f"{section}.{key}", value)
-        with refused(ConfigError, f"{section}.{key}"):
+        with refused(ConfigError, f"{section}.{key}") as caught:
             config.build()
+        assert ("deadline" in str(caught.value)) == (section == "fault_tolerance")
         config.runners(num_runners=1).build()
 
 

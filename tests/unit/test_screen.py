@@ -40,6 +40,7 @@ OPTIONS = {
     "--device": "--set policy.device=",
     "--return-bounds": "--set evaluation.return_bounds=",
     "--environment": "--env",
+    **dict.fromkeys(("--run-dir", "--out-dir", "--log", "--folder"), "-o, --output"),
 }
 
 

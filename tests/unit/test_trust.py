@@ -20,6 +20,7 @@ from rl_eval.recording.video import record_videos
 from rl_eval.results.loading import load
 from tests.refused import refused
 from tests.unit.cli_world import call, call_alone, make_folder
+from tests.unit.log_world import cut
 
 TRAP = """
 from pathlib import Path
@@ -60,10 +61,13 @@ def test_nothing_runs_before_consent(stranger, toys, monkeypatch):
         ("replay", "--episodes", 3, "--render", "human"),
         ("replay", "--video", "-o", "films"),
     ]
-    again += [("export", "--to", "npz", "-o", "steps.npz"), ("run", "--retry")]
+    again += [("export", "--to", "npz", "-o", "steps.npz")]
     for place in ("runs", "out/toy"):
+        outcome = call("run", "--retry", place)  # Of a complete run: nothing is left to run.
+        assert outcome.exit_code == 0, outcome.output
+        assert f"no episode of {place} failed" in outcome.stderr
         for name, *options in again:
-            outcome = call(name, *options, place) if name == "run" else call(name, place, *options)
+            outcome = call(name, place, *options)
             assert outcome.exit_code == ExitCode.USAGE, outcome.output
             assert f"environment.env = '{toys}:count'" in outcome.stderr
             assert f"policy.policy = '{toys}:ones'" in outcome.stderr
@@ -76,6 +80,15 @@ def test_nothing_runs_before_consent(stranger, toys, monkeypatch):
         replay("runs", 3)
     with refused(UntrustedError, "trust"):
         record_videos(load("runs"), "first", "films")
+    assert not Path("ran").exists()
+
+
+@pytest.mark.process
+def test_a_retry_of_an_unfinished_run_needs_consent(stranger):
+    cut(Path("runs"), Path("cut"), 5)
+    outcome = call("run", "--retry", "cut")
+    assert outcome.exit_code == ExitCode.USAGE, outcome.output
+    assert "--trust" in outcome.stderr
     assert not Path("ran").exists()
 
 
