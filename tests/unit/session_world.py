@@ -18,6 +18,8 @@ from rl_eval import EvalResult
 from rl_eval.backends import Call, Reply
 from rl_eval.backends.requests import Run, Start
 from rl_eval.errors import RunnerLost
+from rl_eval.execution.jobs import Job
+from rl_eval.execution.opening import Opening
 from rl_eval.execution.outcome import Committing, EvalOutcome
 from rl_eval.log import LogContents, Manifest
 from rl_eval.log.contents import Scan, fold
@@ -44,6 +46,17 @@ def length(index: int) -> int:
 
 
 END: Final = RuleEnd(18, "Long", "two in a row")
+
+
+class Opens(Opening):
+    """Opening of an evaluation whose session is that of the module."""
+
+    def __init__(self, outcome: EvalOutcome, session: ModuleType) -> None:
+        super().__init__(outcome)
+        self.outcome, self.session = outcome, session
+
+    def successors(self) -> list[Job]:
+        return [self.session.EpisodeSession(self.outcome)] if self.outcome.state == "running" else []
 
 
 class Runner:
@@ -148,7 +161,7 @@ class History:
         """Number of rows that the disk has not committed."""
         self.steps = 0
         """Steps of all reports that came before the end."""
-        self.opening = session.Opening(self.outcome)
+        self.opening = Opens(self.outcome, session)
 
     def run(self) -> None:
         self.world.loop.post(self.opening)
