@@ -108,11 +108,13 @@ def run(
     requirements = _requirements(require or ())
     keys = evaluated.keys(say, assignments, trust=trust)
     earlier, remark = None if retry is None else load_to_run(retry, trust, _is_unfinished), ""
+    finished = None if earlier is None or _is_unfinished(earlier) else earlier
     from rl_eval.cli.progress import Monitor
 
     with closing(Monitor(quiet=quiet or as_json)) as monitor:
         if retry is not None and earlier is not None:
             output, settings = retry, _put_aside(retry, earlier, indices, attempts, accept_code_change)
+            remark = "" if finished is None else "no episode failed or is missing"
         else:
             settings = read_settings(config, section, assignments, keys)
             if indices is not None:
@@ -132,22 +134,18 @@ def run(
             if mistake and not (quiet or as_json):
                 print_line(mistake.fix)
 
-        if earlier is not None and not _is_unfinished(earlier):
-            say(f"no episode of {shown(retry or '')} failed or is missing")
-            present(earlier, None, None)
-            result = earlier
-        else:
-            result, output = carry_out(
-                settings,
-                present,
-                say,
-                ctx.obj,
-                monitor,
-                name=name,
-                output=output,
-                force=force,
-                accept_code_change=accept_code_change,
-            )
+        result, output = carry_out(
+            settings,
+            present,
+            say,
+            ctx.obj,
+            monitor,
+            name=name,
+            output=output,
+            force=force,
+            accept_code_change=accept_code_change,
+            finished=finished,
+        )
     if logger is not None:
         _log_to(logger, name, result, output)
     judged = _judged(requirements, result)
@@ -311,6 +309,7 @@ def carry_out(
     output: str | None,
     force: bool,
     accept_code_change: bool = False,
+    finished: EvalResult | None = None,
 ) -> tuple[EvalResult, str]:
     """Run an evaluation, unless it is complete; deliver the result, and return it with the folder or URI of the run.
 
@@ -320,7 +319,7 @@ def carry_out(
     from rl_eval.cli.progress import headline
 
     if output is not None:
-        found = earlier_result(output, settings, say, force=force, accept_code_change=accept_code_change)
+        found = finished or earlier_result(output, settings, say, force=force, accept_code_change=accept_code_change)
         if found is not None:
             monitor.close()
             deliver(found, folder_to_save(output, found.fingerprint, say), None)

@@ -112,7 +112,7 @@ POLICY = "policy.policy="
 REFUSED = {
     "a misspelt environment": (sets(ENV + "CartPol-v1"), "environment.env"),
     "a misspelt section": (sets("evaluations.seed=1"), "evaluations.seed"),
-    "a misspelt key": (sets("evaluation.num_episode=3"), "'num_episodes'"),
+    "a misspelt key": (sets("evaluation.num_episode=3"), "'evaluation.num_episodes'"),
     "a key below one that is no mapping": (sets("evaluation.seed.x=1"), "evaluation.seed"),
     "a key in no section": (sets("num_episodes=3"), "'evaluation.num_episodes'"),
     "a key below one in no section": (sets("env_kwargs.goal=0.5"), "'environment.env_kwargs.goal'"),
