@@ -141,7 +141,8 @@ class Phase(Job):
         Raises:
             PolicyUnavailable: The policy stayed unavailable until no runner was left, and no episode completed.
         """
-        reason, hopeless = self._outcome.cancelled or self._outcome.failure, self.pool.hopeless
+        reason = self._outcome.cancelled or self._outcome.failure
+        hopeless = not self.pool.members and self.pool.hopeless
         if not (reason or hopeless):
             self._watch(now)
         if self._complete:

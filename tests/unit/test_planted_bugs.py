@@ -69,7 +69,7 @@ SESSION = {
         "        self._ended(reason)\n",
     ),
     "goes on after a rule has answered": (" or self._outcome.store.ended_by is not None\n", "\n"),
-    "waits for runners that will not come": ("_outcome.failure, self.pool.hopeless\n", "_outcome.failure, False\n"),
+    "waits for runners that will not come": ("not self.pool.members and self.pool.hopeless", "False"),
     "ignores a cancellation": ("self._outcome.cancelled or self._outcome.failure", "self._outcome.failure"),
     "is done before its records are committed": (
         "case Committing(reason, following) if settled:",
