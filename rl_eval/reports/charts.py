@@ -26,6 +26,8 @@ _ROW: Final = 46.0
 """Height of a row, with the text above its mark."""
 _BARS: Final = 38.0
 """Height of the bars in a row."""
+_ABOVE: Final = 32.0
+"""Height above the bars of a histogram, for its mean."""
 _MOST_NAME: Final = 26
 """Maximum number of characters of a row's name, so that the name fits beside its numbers on a phone."""
 
@@ -161,9 +163,11 @@ def estimates(
     y, names = Axis("", 0.0, 1.0, height - _BOTTOM, _TOP), []
     shapes: list[Shape] = []
     for place, row in enumerate(rows):
-        base = _TOP + step * (place + 1) - 13
-        if len(within) == 1:  # Short, because a line through all rows would cross their texts.
-            shapes.append(_path("equal", x.place([*within] * 2), [base - 11, base + 11]))
+        base, top, end = (_TOP + step * place + distance for distance in (step - 13, 21, step - 3))
+        grid = "".join(f"M{_px(at)} {top}V{end}" for at, _ in x.ticks)  # It crosses no text.
+        shapes.append(Shape("path", "grid", {"d": f"{grid}M{x.start} {end}H{x.end}"}))
+        if len(within) == 1:
+            shapes.append(_path("equal", x.place([*within] * 2), [top, end]))
         shapes += _bars(x, drawn[place], edges, base - 9, _BARS) if len(edges) else []
         shapes += _estimate(x, row, base)
         name = row.name if len(row.name) <= _MOST_NAME else f"…{row.name[1 - _MOST_NAME :]}"
@@ -177,11 +181,15 @@ def _estimate(x: Axis, row: Row, height: float) -> Iterator[Shape]:
         low, high = x.place([row.low, row.high])
         ends, up = [low, low, low, high, high, high], np.array([-5, 5, 0, 0, -5, 5]) + height
         yield _path("whisker", ends, up, row.text)
-    point = "point" if math.isfinite(row.low + row.high) else "point open"
-    for css, values, radius in (("part", row.parts, 3), (point, [row.value], 5)):
+    for css, values, radius in (("part", row.parts, 3), (f"point{_open(row)}", [row.value], 5)):
         for value in filter(math.isfinite, values):
             at = {"cx": _px(float(x.place(value))), "cy": _px(height), "r": f"{radius}"}
             yield Shape("circle", css, at, f"{row.name}: {value:,.6g}")
+
+
+def _open(row: Row) -> str:
+    """Return the CSS class of a hollow dot, for a number without an interval; otherwise an empty text."""
+    return "" if math.isfinite(row.low + row.high) else " open"
 
 
 def histogram(values: Values, label: str, mean: Row, *, marks: Sequence[tuple[str, str, float]] = ()) -> Plot | None:
@@ -199,14 +207,15 @@ def histogram(values: Values, label: str, mean: Row, *, marks: Sequence[tuple[st
     edges = histogram_edges(drawn)
     x = axis_over(label, [*edges, mean.low, mean.high], _LEFT, WIDTH - _RIGHT)
     assert x is not None
-    y = Axis("episodes", 0.0, 1.2 * np.histogram(drawn, edges)[0].max(), HEIGHT - _BOTTOM, _TOP, whole=True)
-    shapes = [*_bars(x, drawn, edges, y.start, (y.start - y.end) / 1.2)]
+    y = Axis("episodes", 0.0, np.histogram(drawn, edges)[0].max(), HEIGHT - _BOTTOM, _TOP + _ABOVE, whole=True)
+    shapes = [*_bars(x, drawn, edges, y.start, y.start - y.end)]
     for css, _, value in marks:
         shapes.append(_path(css, x.place([value] * 2), [y.start, y.end], f"{value:,.6g}"))
     shapes += _estimate(x, mean, _TOP + 10)
     lost = len(values) - len(drawn)
     caption = f"Not drawn, because too large or not finite: {counted(lost, 'value')}." if lost else ""
-    key = [("bar", "episodes"), ("whisker", "mean and interval"), *((css, meaning) for css, meaning, _ in marks)]
+    mark = ("point open", "mean, without interval") if _open(mean) else ("whisker", "mean and interval")
+    key = [("bar", "episodes"), mark, *((css, meaning) for css, meaning, _ in marks)]
     return Plot(mean.name, x, y, shapes, key=key, caption=caption)
 
 
@@ -253,8 +262,11 @@ def lines(title: str, label: str, of: str, series: Mapping[str, Sequence[tuple[f
             key.append((f"line {css}", name))
         for at, row in known if len(known) < _MARKED else ():
             circle = {"cx": _px(at), "cy": _px(float(y.place(row.value))), "r": "4"}
-            marks.append(Shape("circle", f"dot {css}", circle, f"{name}: {row.text or f'{row.value:,.6g}'}"))
-    return Plot(title, x, y, bands + marks, key=key + [("band", "interval")] * bool(bands), caption=y.hint)
+            text = f"{name}: {row.text or f'{row.value:,.6g}'}"
+            marks.append(Shape("circle", f"dot{_open(row)} {css}", circle, text))
+    key += [("band", "interval")] * bool(bands)
+    key += [("dot open", "no interval")] * any(shape.css.startswith("dot open") for shape in marks)
+    return Plot(title, x, y, bands + marks, key=key, caption=y.hint)
 
 
 def _path(css: str, across: Iterable[float], up: Iterable[float], title: str = "") -> Shape:

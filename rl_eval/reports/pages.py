@@ -250,7 +250,7 @@ def _condition_tables(result: EvalResult) -> list[Table]:
             for one in parts
         ]  # fmt: skip
         table = _lowest(column, (column, *headings), rows)
-        note = several(len(parts), "intervals of the mean", result.confidence)
+        note = several(sum(one.interval.exists for one in parts), "intervals of the mean", result.confidence)
         tables.append(replace(table, caption=" ".join(filter(None, (table.caption, note)))))
     return tables
 
@@ -432,7 +432,8 @@ def _(shown: CrossPlay) -> Page:
     intervals += [each.mean_return.interval for each in shown.seats]
     notes = [f"{name} is not in the tables, because none of its games counts" for name in shown.absent]
     notes += dict.fromkeys(one.note for one in intervals if one.note)
-    pairs = {frozenset((cell.row, cell.column)) for cell in shown.cells if cell.row != cell.column}
+    known = [cell for cell in shown.cells if cell.row != cell.column and cell.score.interval.exists]
+    pairs = {frozenset((cell.row, cell.column)) for cell in known}
     notes += filter(None, [several(len(pairs), "comparisons of two policies", shown.confidence)])
     return Page(f"cross-play of {len(shown.policies)} policies", head, "", sections, notes=notes)
 

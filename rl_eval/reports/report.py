@@ -158,8 +158,8 @@ def _groups(column: npt.NDArray[np.float64]) -> list[float]:
 def _without_intervals(result: EvalResult) -> str:
     """Return the reason why parts of a result have no intervals; empty if they have intervals."""
     if result.num_missing:
-        return "No intervals, because episodes failed, and it is unknown to which rows they belong."
-    return "" if result.seed_groups is None else "No intervals, because several episodes share each seed."
+        return "n/a instead of an interval: episodes failed, and it is unknown to which rows they belong."
+    return "" if result.seed_groups is None else "n/a instead of an interval: several episodes share each seed."
 
 
 def _confidence(result: EvalResult) -> float | None:

@@ -88,6 +88,14 @@ function element(tag, content, attributes = {}) {
 
   document.querySelectorAll("table.choose").forEach((table) => new ChoiceTable(table));
 
+  const form = document.querySelector("form"), compare = form?.querySelector(".pager button");
+  const update = () => { compare.disabled = !form.querySelector("[name=run]:checked"); };
+  if (compare) {
+    form.addEventListener("change", update);
+    addEventListener("pageshow", update);
+    update();
+  }
+
   /* All baselines are in the page; one is shown. */
   const against = [...document.querySelectorAll("[data-baseline]")];
   for (const section of against.filter(() => against.length > 1)) {

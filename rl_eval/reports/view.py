@@ -96,7 +96,7 @@ class RunServer(socketserver.ThreadingTCPServer):
             known = [self._runs[id_] for id_ in dict.fromkeys(query.get("run", [])) if id_ in self._runs]
             if parts.path == "/video" and known:
                 return video_files(self._folder / known[0].path).get(query.get("name", [""])[0])
-            if parts.path == "/":
+            if parts.path == "/" or (parts.path == "/report" and "run" not in query):
                 return self._index()
             if parts.path == "/report" and known:
                 return render([self._source(run) for run in sorted(known, key=lambda run: run.when)])

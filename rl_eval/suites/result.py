@@ -181,7 +181,7 @@ class SuiteResult(Printed):
         compare, cells = self.definition.compare, table.cells
         if compare is not None:
             cells = {pair: cell for pair, cell in cells.items() if pair[1] == compare.baseline}
-        levels = {frozenset(pair): cell.interval.confidence for pair, cell in cells.items()}
+        levels = {frozenset(pair): one.interval.confidence for pair, one in cells.items() if one.interval.exists}
         notes = [several(len(levels), "comparisons", min(levels.values()))] if len(levels) > 1 else []
         return replace(table, cells=cells, own_notes=(*table.own_notes, *notes))
 
@@ -204,7 +204,7 @@ class SuiteResult(Printed):
         cells = PageTable("Cells", _HEADINGS, [_row(state) for state in listed], folded=True)
         errors = ((TITLES[name], str(error)) for name, error in self.tables.items() if isinstance(error, UsageError))
         reasons = ((str(one.planned.cell), one.reason) for one in self.cells if one.reason)
-        limits = ((TITLES[name], note) for name, table in shown.items() for note in table.interval_notes)
+        limits = ((name, note) for table_, table in shown.items() for name, note in _limits(TITLES[table_], table))
         notes = [*merged_notes(errors), *merged_notes(reasons)]
         notes += merged_notes((f"{cell} is skipped", why) for cell, why in self.skipped)
         notes += dict.fromkeys([*self._ends, *(note for table in shown.values() for note in table.own_notes)])
@@ -247,6 +247,15 @@ class SuiteResult(Printed):
 
 
 _HEADINGS: Final = ("cell", "status", "episodes", "mean score", "guarantee")
+
+
+def _limits(title: str, table: Table) -> Iterator[tuple[str, str]]:
+    """Yield the notes of the intervals of a table. A note on some of its cells has their names."""
+    noted = [(row, column, one.interval) for (row, column), one in table.cells.items() if one.interval.note]
+    for row, column, interval in noted:
+        whole = len(noted) == len(table.cells) and len(table.interval_notes) == 1
+        name = title if whole else f"{title} ({row}, {column})"
+        yield name, interval.note if interval.exists else f"no interval: {interval.note}"
 
 
 def _has_score(state: CellState) -> bool:

@@ -139,7 +139,7 @@ class Table:
         text = number(one.value, places)
         if one.interval.exists:
             return f"{text} ({number(one.interval.low, places)} to {number(one.interval.high, places)})"
-        return f"{text} ({' and '.join(number(each, places) for each in one.both)})" if one.both else text
+        return f"{text} ({' and '.join(number(each, places) for each in one.both) or 'no interval'})"
 
 
 def csv_of(tables: Mapping[str, Table]) -> str:

@@ -464,6 +464,38 @@ def test_the_line_of_no_difference_crosses_no_text() -> None:
         assert not any(low < other - 12 < high for other, _, _ in plot.rows)
 
 
+@pytest.mark.parametrize("samples", [(), [np.arange(5.0)] * 3])
+def test_a_rule_follows_each_row_and_the_grid_crosses_no_text(samples: list[np.ndarray]) -> None:
+    """Otherwise, a dot between two names belongs to either."""
+    plot = estimates("X", "x", [Row("name", 3.0, 2.0, 4.0, "3.0")] * 3, samples=samples)
+    grids = [shape.at["d"] for shape in plot.shapes if shape.css == "grid"]
+    dots = [float(shape.at["cy"]) for shape in plot.shapes if shape.css == "point"]
+    for number, (grid, dot) in enumerate(zip(grids, dots, strict=True)):
+        top, rule = float(re.search(r"M\S+ (\S+)V", grid)[1]), float(re.search(r"M\S+ (\S+)H", grid)[1])
+        assert plot.rows[number][0] + 4 < top < dot - 5 < dot + 5 < rule
+        assert all(rule < text - 14 for text, _, _ in plot.rows[number + 1 :])
+    svg = page(drawn_result(30, 1), drawn_result(30, 2)).partition('aria-label="Mean returns')[2].partition("</svg>")[0]
+    assert all("H" in path for path in re.findall('class="grid" d="(.*?)"', svg)), "a line through all rows"
+
+
+def test_a_mean_without_an_interval_is_a_hollow_circle_everywhere() -> None:
+    """In a histogram and on a curve, with its own key; only intervals that exist are counted."""
+    equal = {f"{step}": make_result(returns=np.full(30, 500.0), version=step) for step in (1, 2)}
+    drawn = {f"{step}": make_result(30, version=step) for step in (3, 4)}
+    for results, hollow, counted in ((equal, 2, ""), (equal | drawn, 2, "2 intervals")):
+        [curve] = [one for one in overview(results).sections if "checkpoints" in one.title]
+        dots = [shape.css for shape in curve.shapes if shape.css.startswith("dot")]
+        assert sum("open" in css for css in dots) == hollow
+        assert curve.caption.startswith(counted or "The highest")
+        assert "dot open" in dict(curve.key)
+    for result, css in ((equal["1"], "point open"), (drawn["3"], "whisker")):
+        [plot] = [one for one in run_page(result).sections if isinstance(one, Plot)]
+        assert {"point open", "whisker"} & {*dict(plot.key)} == {css}
+        bars = [float(shape.at["y"]) for shape in plot.shapes if shape.css == "bar"]
+        [mean] = [float(shape.at["cy"]) for shape in plot.shapes if shape.css.startswith("point")]
+        assert mean + 5 < plot.y.end <= min(bars), "the mean looks like a value of the vertical axis"
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_count_agrees_with_its_noun(count: int) -> None:
     """In titles, tables, tooltips and lines."""
@@ -618,7 +650,7 @@ def check_drawn(plot: Plot | None) -> None:
         return
     ticks = [at for axis in (plot.x, plot.y) for at, _ in axis.ticks] + [at for at, _, _ in plot.rows]
     texts = [text for shape in plot.shapes for name, text in shape.at.items() if not name.startswith("data")]
-    found = [float(part) for text in texts for part in re.findall(r"[^ MLZ]+", text)]
+    found = [float(part) for text in texts for part in re.findall(r"[^ MLZVH]+", text)]
     assert all(math.isfinite(value) and -1 <= value <= WIDTH + 1 for value in found + ticks)
     assert len(ticks) <= 40
 

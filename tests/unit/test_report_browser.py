@@ -402,8 +402,10 @@ def test_the_index_is_sorted_and_filtered_and_still_compares(browser: Any, addre
     assert texts(table, 2) == ["second", "first"]
     page.get_by_placeholder("words in a row").fill("PLAIN")
     assert texts(table, 2) == ["first"]
+    compare = page.get_by_role("button", name="Compare")
+    assert compare.is_disabled()
     page.get_by_label("choose first").check()
-    page.get_by_role("button", name="Compare").click()
+    compare.click()
     page.wait_for_selector("html[data-ready]", state="attached")
     assert page.locator("h1").inner_text() == "Hopper-v5"
     page.close()

@@ -418,7 +418,6 @@ RNG = np.random.default_rng(3)
         (RNG.integers(0, 1000, 500).astype(float), 1),
         (10.0 * np.round(RNG.normal(90, 25, 800)), 10),
         (RNG.integers(-(2**40), 2**40, 300).astype(float), 1),
-        (np.array([0.0, 500.0]), 500),
     ],
 )
 def test_bins_of_whole_numbers_hold_equally_many_of_them(values: npt.NDArray[np.float64], unit: int) -> None:
@@ -432,6 +431,13 @@ def test_bins_of_whole_numbers_hold_equally_many_of_them(values: npt.NDArray[np.
     assert edges[0] < values.min() <= edges[1]
     assert edges[-2] < values.max() < edges[-1]
     assert len(widths) <= 61
+
+
+def test_two_values_have_bins_around_them_and_none_between() -> None:
+    values = np.array([0.0, 1.0, 1.0])
+    edges = histogram_edges(values)
+    assert np.histogram(values, edges)[0].tolist() == [1, 0, 2]
+    assert edges[0] < 0 < edges[1] < edges[2] < 1 < edges[3]
 
 
 @pytest.mark.parametrize("values", [[1.5, 2.0, 7.0], [2.0**60, 2.0**62], [-1e300, 0.0, 1e300], [7.0], [3.25, 3.25]])

@@ -77,7 +77,7 @@ def test_markdown_has_a_cell_for_each_pair_and_each_note_once() -> None:
     rows = [re.split(r" (?<!\\)\| ", line.strip("| ")) for line in (heading, *rest[:2])]
     assert rows[0] == ["policy", "IQM", "mean"]
     assert rows[1] == [ODD.replace("|", r"\|"), "0.123 (0.100 to 0.150)", "1,234 (1,100 to 1,300)"]
-    assert rows[2] == ["paper", "0.5000", "-"]
+    assert rows[2] == ["paper", "0.5000 (no interval)", "-"]
     assert ruler.count("|") == 4
     assert "\n".join(rest).count("one run is missing") == 1
 

@@ -23,6 +23,7 @@ from rl_eval.suites.definition import SuiteDefinition
 from rl_eval.suites.ledger import SCORE_FILE, Score
 from rl_eval.suites.report import PAGE, record_cell_videos, write_report
 from rl_eval.suites.result import SuiteResult
+from rl_eval.suites.scores import Run, Scores
 from rl_eval.suites.suite import Suite
 from rl_eval.suites.tables import Table
 from tests.refused import refused, untold
@@ -290,6 +291,22 @@ def test_a_note_on_several_tables_or_cells_is_told_once(tmp_path: Path) -> None:
     texts = [note.partition(": ")[2] for note in replace(result, cells=cells).page.notes]
     assert len({*texts}) == len(texts)
     assert "no display" in texts
+
+
+def test_a_missing_interval_is_said_at_its_number_and_the_note_names_task_and_policy(tmp_path: Path) -> None:
+    """Two of three runs with equal scores have no interval; the other cells of the table have one."""
+    result = suite_of(tmp_path, 2, 2, 3).result(tmp_path)
+    equal = Run("p0", "t0", 0), Run("p0", "t0", 1), Run("p0", "t0", 2)
+    scores = Scores({**result.scores.runs, **{run: np.full(4, 7.0) for run in equal}})
+    changed = replace(result)
+    changed.__dict__["scores"] = scores
+    table = changed.tables["tasks"]
+    assert isinstance(table, Table)
+    assert table.text("t0", "p0") == "7 (no interval)"
+    assert "no interval" not in table.text("t0", "p1")
+    [note] = [note for note in changed.page.notes if "values are equal" in note]
+    assert untold(note, "t0", "p0", "no interval") == []
+    assert "p1" not in note
 
 
 def test_one_training_seed_says_nothing_about_others(tmp_path: Path) -> None:

@@ -140,9 +140,9 @@ def histogram_edges(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         values: Finite, shape (n,), n at least 1.
     """
     low, high = float(values.min()), float(values.max())
-    if low == high:
-        half = max(0.5, abs(low) * 1e-6)
-        return np.array([low - half, high + half])
+    if np.isin(values, (low, high)).all():  # A narrow bin around each of the two values.
+        half = (high - low) / 10 or max(0.5, abs(low) * 1e-6)
+        return np.unique([low - half, low + half, high - half, high + half])
     q25, q75 = np.quantile(values, [0.25, 0.75])
     width = 2 * (q75 - q25) / len(values) ** (1 / 3)
     bins = _MOST_BINS if width <= (high - low) / _MOST_BINS else max(_LEAST_BINS, math.ceil((high - low) / width))
