@@ -60,7 +60,7 @@ class Numerics(Aspect):
             return
         store = self.outcome.store
         built = report.extra.get(NUMERICS, "")
-        self._reported[member.incarnation] = report.numerics, built
+        self._reported[member.number] = report.numerics, built
         if not store.numerics:
             if not len(report.rows):
                 return
@@ -68,27 +68,27 @@ class Numerics(Aspect):
         key = report.numerics
         different = self._different(key)
         if not different:
-            if report.probes > self._probes.get(member.incarnation, report.probes):
-                self._unproven.pop(member.index, None)
-            self._probes[member.incarnation] = report.probes
+            if report.probes > self._probes.get(member.number, report.probes):
+                self._unproven.pop(member.position, None)
+            self._probes[member.number] = report.probes
             return
-        if member.index in self._unproven:
+        if member.position in self._unproven:
             raise self._changed(member, key, different)
         if different == ["outputs"] and self.outcome.weights is None and self._built_others(built):
             problem = (
-                f"runner {member.index} built its policy with other weights than the other runners, which happens if "
-                "a factory draws random weights, or if another policy answers at a server"
+                f"runner {member.position} built its policy with other weights than the other runners, which happens "
+                "if a factory draws random weights, or if another policy answers at a server"
             )
             fix = (
                 "Set policy.weights, or call sync_weights before the evaluation. For a server, start the first policy "
                 "again."
             )
-            raise ConfigError(problem, key="policy.weights", runner=member.index, fix=fix)
+            raise ConfigError(problem, key="policy.weights", runner=member.position, fix=fix)
         others = "the records in the log" if store.durable else "its group"
-        why = f"runner {member.index} would compute other floats than {others}: {self._shown(key, different)}"
+        why = f"runner {member.position} would compute other floats than {others}: {self._shown(key, different)}"
         self.outcome.refusals.append(why)
         store.note(f"{why}; the runner did not take part")
-        raise NumericsMismatch(why, key=different[0], value=key.get(different[0]), runner=member.index)
+        raise NumericsMismatch(why, key=different[0], value=key.get(different[0]), runner=member.position)
 
     def counted(self, report: RunReport, indices: set[int]) -> None:
         """Note that episodes were recorded since the last probe of their runner."""
@@ -111,12 +111,12 @@ class Numerics(Aspect):
         if different := self._different(key):
             self._changed(member, key, different)
         else:
-            del self._unproven[member.index]
+            del self._unproven[member.position]
 
     def lost(self, member: Member, crash_report: CrashReport | None) -> None:
         """Remove the key of a lost runner."""
-        self._reported.pop(member.incarnation, None)
-        self._unproven.pop(member.index, None)
+        self._reported.pop(member.number, None)
+        self._unproven.pop(member.position, None)
 
     def describe(self, fields: dict[str, Any]) -> None:
         """Add the reference key."""
@@ -137,14 +137,14 @@ class Numerics(Aspect):
 
     def _changed(self, member: Member, key: dict[str, Any], different: list[str]) -> NumericsMismatch:
         """Set the records since the last probe of a runner aside, because its policy changed; return the error."""
-        outcome, indices = self.outcome, sorted(self._unproven.pop(member.index))
+        outcome, indices = self.outcome, sorted(self._unproven.pop(member.position))
         why = (
-            f"the policy of runner {member.index} changed during the evaluation: {self._shown(key, different)}. Since "
-            f"its last probe, the runner finished {len(indices)} episodes, which are set aside and do not count"
+            f"the policy of runner {member.position} changed during the evaluation: {self._shown(key, different)}. "
+            f"Since its last probe, the runner finished {len(indices)} episodes, which are set aside and do not count"
         )
         outcome.set_aside(indices, why)
         outcome.refusals.append(why)
-        return NumericsMismatch(why, key=different[0], value=key.get(different[0]), runner=member.index)
+        return NumericsMismatch(why, key=different[0], value=key.get(different[0]), runner=member.position)
 
     def _most_frequent(self) -> dict[str, Any]:
         """Return the most frequent key, or the first of several that are equally frequent.
@@ -183,20 +183,20 @@ class PolicyCheck(Phase):
     def _begin(self, now: float) -> None:
         self._ends = now + _PATIENCE_S
         for member in self.pool.ready():
-            if member.index in self._numerics.unproven:
-                self._asked.add(member.incarnation)
+            if member.position in self._numerics.unproven:
+                self._asked.add(member.number)
                 self.pool.call(member, Apply(numerics_again), tag=self.tag, now=now)
 
     @override
     def replied(self, member: Member, value: Any, now: float) -> None:
-        self._asked.discard(member.incarnation)
+        self._asked.discard(member.number)
         if isinstance(value, str):
-            self._reason_of[member.index] = value
+            self._reason_of[member.position] = value
         elif self._outcome.state == "running":
             self._numerics.probed(member, value)
 
     def _lost(self, member: Member, crash_report: CrashReport | None, now: float) -> bool:
-        self._asked.discard(member.incarnation)
+        self._asked.discard(member.number)
         return False
 
     def _watch(self, now: float) -> None:

@@ -96,7 +96,7 @@ class Attendance(Aspect):
     def lost(self, member: Member, crash_report: CrashReport | None) -> None:
         """Keep the crash report of a runner."""
         if crash_report is not None and len(self._losses) < _MOST_LOSSES:
-            self._losses.append(f"runner {member.index}: {crash_report}")
+            self._losses.append(f"runner {member.position}: {crash_report}")
 
     def finish(self) -> None:
         """Add a note if fewer runners took part than requested, unless a note already reports a rejected runner."""

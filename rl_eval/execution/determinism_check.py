@@ -510,7 +510,7 @@ class DeterminismCheck(Phase):
         if self._seeking:
             self._seeking = False
         moment = crash_report and crash_report.moment
-        self._reruns.lost(member.incarnation, moment.phase if moment else "")
+        self._reruns.lost(member.number, moment.phase if moment else "")
         self._pump_all(now)
         return False
 
@@ -523,7 +523,7 @@ class DeterminismCheck(Phase):
             self._seeking, self._remedy = False, self._remedy_of(value)
         elif self._outcome.state == "running":
             self._outcome.check_report(member, value)
-            self._reruns.reported(member.incarnation, member.index, value)
+            self._reruns.reported(member.number, member.position, value)
             self._pump_all(now)
             if self._reruns.done and self._seeking is None:
                 self._seek_remedy(member, now)
@@ -536,7 +536,7 @@ class DeterminismCheck(Phase):
         if not environment or not others or self._outcome.layout.facts.steps_all_slots or self._reruns.lacks_new:
             return
         other = max(others, key=lambda index: int(self._reruns.origins[index].row["length"][0]))
-        lease, beside = (self._reruns.lease(index, member.incarnation) for index in (found.mismatched[0], other))
+        lease, beside = (self._reruns.lease(index, member.number) for index in (found.mismatched[0], other))
         renewing = settings.environment.env_reuse == "episode"
         self._seeking = True
         function = partial(in_neighbourhoods, lease=lease, other=beside, renewing=renewing)
@@ -592,12 +592,12 @@ class DeterminismCheck(Phase):
     def _pump_all(self, now: float) -> None:
         """Keep two calls in flight on each runner with episodes. New episodes are sent with the next call."""
         members, lanes = self.pool.ready(), self._outcome.layout.lanes
-        positions = [member.index for member in members]
+        positions = [member.position for member in members]
         for member in members:
-            runner = member.incarnation
+            runner = member.number
             leases: tuple[Lease, ...] = ()
             if member.in_flight(self.tag) < CALLS_IN_FLIGHT:
-                leases = self._reruns.take(runner, member.index, lanes, positions)
+                leases = self._reruns.take(runner, member.position, lanes, positions)
             while member.in_flight(self.tag) < CALLS_IN_FLIGHT and self._reruns.holds(runner):
                 self.pool.call(member, Run(leases, self.pool.slice_s), tag=self.tag, now=now)
                 leases = ()

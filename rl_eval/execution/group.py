@@ -22,7 +22,7 @@ from rl_eval.errors.other_names import no_attribute
 from rl_eval.errors.redaction import learn
 from rl_eval.execution.aspects import default_aspects
 from rl_eval.execution.handle import EvalHandle
-from rl_eval.execution.jobs import Apply, ApplyToAll, Ask, Awaited, Do, FollowUp, Reconfigure, WeightsSync
+from rl_eval.execution.jobs import ApplyToAll, ApplyToReady, Ask, Awaited, Do, FollowUp, Reconfigure, WeightsSync
 from rl_eval.execution.loop import ControlLoop
 from rl_eval.execution.mistakes import mistake_in
 from rl_eval.execution.opening import Opening
@@ -440,7 +440,7 @@ class EvalRunnerGroup:
         Raises:
             ClusterError: A runner did not answer within ``timeout_s``, or no runner answered.
         """
-        job = Apply(function) if timeout_s is None else ApplyToAll(function, timeout_s)
+        job = ApplyToReady(function) if timeout_s is None else ApplyToAll(function, timeout_s)
         results: list[Result] = self._call(job, function)
         return results
 
@@ -463,7 +463,7 @@ class EvalRunnerGroup:
     @property
     def healthy_runner_ids(self) -> list[int]:
         """Positions of the ready runners."""
-        return [member.index for member in self._pool.ready()]
+        return [member.position for member in self._pool.ready()]
 
     def add_runners(self, count: int = 1) -> None:
         """Start more runners; they join a running evaluation when they are ready.
@@ -560,7 +560,7 @@ class EvalRunnerGroup:
         self._loop.post(job)
         return job.future.result()
 
-    def _call(self, job: Apply, function: Callable[[EvalRunner], Any]) -> Any:
+    def _call(self, job: ApplyToReady, function: Callable[[EvalRunner], Any]) -> Any:
         if self.settings.runners.num_runners:
             pickled(function, "the function")  # Raise here, not in the control loop's thread.
         return self._wait(job)

@@ -159,7 +159,7 @@ class _Broadcast(Awaited[Any]):
 
     def replied(self, member: Member, value: Any, now: float) -> None:
         """Store an answer."""
-        self._values[member.index] = value
+        self._values[member.position] = value
         self._settle()
 
     def tick(self, now: float) -> None:
@@ -214,7 +214,7 @@ class WeightsSync(_Broadcast):
         super().fail(error)
 
 
-class Apply(_Broadcast):
+class ApplyToReady(_Broadcast):
     """Job that calls a function with every runner that is ready."""
 
     exclusive = False
@@ -225,13 +225,13 @@ class Apply(_Broadcast):
     def lost(self, member: Member, crash_report: CrashReport | None, now: float) -> bool:
         """Fail if no other runner answers. The call is not retried, because it may already have had effects."""
         if member.in_flight(self.tag) and not self._values and not self._unanswered(member):
-            why = f"no runner answered: runner {member.index} was lost during the call"
-            self.fail(ClusterError(why, runner=member.index))
+            why = f"no runner answered: runner {member.position} was lost during the call"
+            self.fail(ClusterError(why, runner=member.position))
         return super().lost(member, crash_report, now)
 
 
 @final
-class ApplyToAll(Apply):
+class ApplyToAll(ApplyToReady):
     """Job that calls a function with the runner of every position, and waits for runners that are not ready.
 
     If a runner is lost before the job ends, the function is also called with its replacement.
@@ -274,7 +274,7 @@ class ApplyToAll(Apply):
 
 
 @final
-class Ask(Apply):
+class Ask(ApplyToReady):
     """Job that calls a function with the first runner that is ready, between evaluations.
 
     A runner that does not answer in time is terminated, as if it hung in an episode.
@@ -300,9 +300,9 @@ class Ask(Apply):
     def tick(self, now: float) -> None:
         super().tick(now)
         for member in self._unanswered() if now > self._deadline and not self.done else ():
-            why = f"runner {member.index} did not return from a call within {self._timeout_s:g} s"
-            self.pool.terminate(member, RunnerLost(why, runner=member.index))
-            self.fail(ClusterError(why, key="timeout_s", value=self._timeout_s, runner=member.index))
+            why = f"runner {member.position} did not return from a call within {self._timeout_s:g} s"
+            self.pool.terminate(member, RunnerLost(why, runner=member.position))
+            self.fail(ClusterError(why, key="timeout_s", value=self._timeout_s, runner=member.position))
 
     def _send(self, member: Member, now: float) -> None:
         self._deadline = now + self._timeout_s

@@ -219,8 +219,8 @@ class EvalOutcome:
         """
         version = self.weights_version
         if report.weights_version != version:
-            problem = f"runner {member.index} used weights version {report.weights_version} instead of {version}"
-            raise EvalError(problem, key="weights_version", value=report.weights_version, runner=member.index)
+            problem = f"runner {member.position} used weights version {report.weights_version} instead of {version}"
+            raise EvalError(problem, key="weights_version", value=report.weights_version, runner=member.position)
         for check in self._reported:
             check(member, report)
 

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from rl_eval.backends import requests
 from rl_eval.errors import ConfigError
-from rl_eval.execution.jobs import Apply, Job
+from rl_eval.execution.jobs import ApplyToReady, Job
 from rl_eval.execution.opening import Opening
 from rl_eval.execution.runner_pool import Member
 from rl_eval.runners.core import RunnerCore
@@ -79,7 +79,7 @@ class Recorded(Job):
             return [Recorded(job, self._recorder) for job in following]
         if not self.started or not self.pool.ready():
             return []
-        return [Apply(partial(_observe, factories={}))]
+        return [ApplyToReady(partial(_observe, factories={}))]
 
 
 def _observe(runner: Any, factories: Mapping[str, Callable[[Any], Any]]) -> None:

@@ -38,8 +38,10 @@ _LONG_START_S: Final = 15.0
 class Member:
     """One runner at a position of the group."""
 
-    incarnation: int
-    index: int
+    number: int
+    """Number of the runner; a runner that replaces it has another number."""
+    position: int
+    """Position in the group, which users see as ``runner_index``."""
     spawned: float
     starts: int = 1
     """Number of unanswered starts. Another start, with other settings, may come before the first answer."""
@@ -87,7 +89,7 @@ class RunnerPool:
         self.ever_ready = False
         self.on_restart: Callable[[int], object] = lambda _: None
         """Function that is called with the position of a runner that replaces another one."""
-        self._next_incarnation = 0
+        self._next_number = 0
         self._next_index = 0
         self.positions: set[int] = set()
         """All positions, including those that stay empty after too many losses."""
@@ -120,8 +122,8 @@ class RunnerPool:
         waiting = sorted(self._due, key=lambda due: due[1])[-count:]
         self._due = [due for due in self._due if due not in waiting]
         rest = count - len(waiting)
-        gone = sorted(self.members.values(), key=lambda member: member.index)[-rest:] if rest else []
-        self.positions -= {index for _, index in waiting} | {member.index for member in gone}
+        gone = sorted(self.members.values(), key=lambda member: member.position)[-rest:] if rest else []
+        self.positions -= {index for _, index in waiting} | {member.position for member in gone}
         for member in gone:
             self._remove(member)
         return gone
@@ -142,15 +144,15 @@ class RunnerPool:
         for member in list(self.members.values()):
             if not member.terminated:  # Otherwise its death is about to be reported, and it is replaced.
                 self.reported += member.reported
-                self._start(Member(member.incarnation, member.index, now, member.starts + 1, pending=member.pending))
-        for index in sorted(self.positions - {member.index for member in self.members.values()}):
+                self._start(Member(member.number, member.position, now, member.starts + 1, pending=member.pending))
+        for index in sorted(self.positions - {member.position for member in self.members.values()}):
             self._spawn(index, now)
 
     def ready(self) -> list[Member]:
         """Return the members that can work, by position."""
         # A copy, since other threads read it too.
         fit = [member for member in list(self.members.values()) if member.ready and not member.terminated]
-        return sorted(fit, key=lambda member: member.index)
+        return sorted(fit, key=lambda member: member.position)
 
     def expected(self) -> int:
         """Return the number of members, including members that are starting and pending replacements."""
@@ -159,7 +161,7 @@ class RunnerPool:
     @property
     def filled(self) -> set[int]:
         """Positions with a member or a pending replacement."""
-        return {*(member.index for member in self.members.values()), *(index for _, index in self._due)}
+        return {*(member.position for member in self.members.values()), *(index for _, index in self._due)}
 
     @property
     def slice_s(self) -> float:
@@ -176,7 +178,7 @@ class RunnerPool:
         """Activity of the runners, in a few words."""
         ready = self.ready()
         if not ready:
-            return self._backend.starting([member.incarnation for member in list(self.members.values())])
+            return self._backend.starting([member.number for member in list(self.members.values())])
         if any(member.probed for member in ready):
             return "running"
         return "sending weights" if all(map(_gets_weights, ready)) else "probing the policy"
@@ -203,7 +205,7 @@ class RunnerPool:
             member.heard = now
         member.pending.append((tag, request))
         member.probed = member.probed and not isinstance(request, SetWeights)
-        self._backend.call(member.incarnation, request, tag=tag)
+        self._backend.call(member.number, request, tag=tag)
 
     def answered(self, reply: Reply, now: float) -> Member | None:
         """Handle a reply. Return the member that sent it; None if this member was removed or starts again."""
@@ -220,7 +222,7 @@ class RunnerPool:
             del member.pending[place]
             member.probed = isinstance(reply.call.request, Run) or member.probed
             if reply.error is None:
-                self._failing.discard(member.index)
+                self._failing.discard(member.position)
         return member
 
     def start_answered(self, member: Member, now: float) -> None:
@@ -242,14 +244,14 @@ class RunnerPool:
         Return whether the latest start or call raised an error at every remaining position.
         """
         member.broken = True
-        self._failing.add(member.index)
+        self._failing.add(member.position)
         return self.filled <= self._failing
 
     def terminate(self, member: Member, why: RunnerLost, *, broken: bool = False) -> None:
         """Terminate a faulty member. Its loss is reported later, with its crash report."""
         member.terminated = True
         member.broken = member.broken or broken
-        self._backend.terminate(member.incarnation, why)
+        self._backend.terminate(member.number, why)
 
     def lose(self, member: Member, why: BaseException, now: float, *, free: bool = False) -> None:
         """Remove a member, and replace it later if the budget allows.
@@ -264,11 +266,11 @@ class RunnerPool:
         self.losses += 1
         self.last_loss = why
         counts = self._broken if member.broken else self._consecutive
-        losses = counts[member.index]
+        losses = counts[member.position]
         if free or losses < self._settings.fault_tolerance.max_runner_restarts:
             delay = _FIRST_BACKOFF_S if free else min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2**losses)
-            counts[member.index] += not free
-            self._due.append((now + delay, member.index))
+            counts[member.position] += not free
+            self._due.append((now + delay, member.position))
 
     def exclude(self, member: Member, why: BaseException) -> None:
         """Remove a member without a replacement."""
@@ -283,7 +285,7 @@ class RunnerPool:
         """
         self._consecutive.clear()
         if member is not None:
-            self._broken.pop(member.index, None)
+            self._broken.pop(member.position, None)
 
     def tick(self, now: float) -> None:
         """Start due replacements, and terminate members that exceeded a time limit.
@@ -324,8 +326,8 @@ class RunnerPool:
             limit = self._settings.runners.runner_start_timeout_s
             if self.ever_ready and now - member.spawned > limit:
                 return RunnerLost(
-                    f"runner {member.index} did not start within {limit:g} s: {self._backend.shortage()}",
-                    runner=member.index,
+                    f"runner {member.position} did not start within {limit:g} s: {self._backend.shortage()}",
+                    runner=member.position,
                 )
             return None
         faults = self._settings.fault_tolerance
@@ -337,8 +339,8 @@ class RunnerPool:
             return None
         silence = now - member.heard
         if silence > silence_limit(limit_s, self.slice_s, probed=member.probed):
-            why = f"runner {member.index} did not answer for {silence:.1f} s, longer than one call may take"
-            return RunnerLost(why, runner=member.index)
+            why = f"runner {member.position} did not answer for {silence:.1f} s, longer than one call may take"
+            return RunnerLost(why, runner=member.position)
         return None
 
     def _tell_restart(self, index: int) -> None:
@@ -348,18 +350,18 @@ class RunnerPool:
             _logger.exception("the callback on_runner_restart raised; the group continues")
 
     def _spawn(self, index: int, now: float) -> None:
-        incarnation = self._next_incarnation
-        self._next_incarnation += 1
-        self._start(Member(incarnation, index, now))
+        number = self._next_number
+        self._next_number += 1
+        self._start(Member(number, index, now))
 
     def _start(self, member: Member) -> None:
-        self.members[member.incarnation] = member
-        self._backend.spawn(member.incarnation, member.index, self.weights.sent and self.weights.sent.handle)
+        self.members[member.number] = member
+        self._backend.spawn(member.number, member.position, self.weights.sent and self.weights.sent.handle)
 
     def _remove(self, member: Member) -> None:
-        del self.members[member.incarnation]
+        del self.members[member.number]
         self.reported += member.reported
-        self._backend.kill(member.incarnation)
+        self._backend.kill(member.number)
 
 
 def _gets_weights(member: Member) -> bool:

@@ -293,15 +293,15 @@ class EpisodeSession(Phase):
         if self._outcome.state == "running":
             self._waiting.joined(now)
             self._outcome.joined(self.pool, now)
-            self._outcome.ring.positions[member.incarnation] = member.index
-            self._send(events.RunnerJoined(member.incarnation, self._outcome.layout.lanes), now)
+            self._outcome.ring.positions[member.number] = member.position
+            self._send(events.RunnerJoined(member.number, self._outcome.layout.lanes), now)
 
     def _lost(self, member: Member, crash_report: CrashReport | None, now: float) -> bool:
-        runner = member.incarnation
+        runner = member.number
         self._unsent.pop(runner, None)
         # An excluded runner no longer holds episodes.
         known = self._schedule.knows(runner)
-        found = attribute_loss(crash_report if known else None, member.index).within(self._outcome.plan)
+        found = attribute_loss(crash_report if known else None, member.position).within(self._outcome.plan)
         decision = self._handle(events.RunnerLost(runner, found.charged, found.suspects), now)
         faults = _judged(found.faults, decision.verdict)
         self._outcome.store.add_faults(faults)
@@ -322,7 +322,7 @@ class EpisodeSession(Phase):
         self._outcome.check_report(member, report)
         self._waiting.reported(report, now)
         event = events.RunnerReported(
-            member.incarnation,
+            member.number,
             report.rows["index"].tolist(),
             [(fault.index, fault.attempt) for fault in report.faults if fault.charged],
             report.returned,
@@ -333,9 +333,9 @@ class EpisodeSession(Phase):
         verdict, store, faults = decision.verdict, self._outcome.store, _judged(report.faults, decision.verdict)
         store.add(report, verdict.record, faults)
         if verdict.charge:
-            self._failures[member.incarnation] = next(fault for fault in faults[::-1] if fault.charged)
-            if member.index in self._excluded:
-                self._excluded[member.index] += verdict.charge
+            self._failures[member.number] = next(fault for fault in faults[::-1] if fault.charged)
+            if member.position in self._excluded:
+                self._excluded[member.position] += verdict.charge
         if verdict.record:
             self._count(member, report, verdict.record)
         if verdict.audit:
@@ -395,7 +395,7 @@ class EpisodeSession(Phase):
 
     def _obey(self, commands: Iterable[events.Command], now: float, reporter: Member | None = None) -> None:
         """Carry out commands, in order. Keep calls in flight on the runners that they concern, and on a reporter."""
-        outcome, touched = self._outcome, dict[int, None]() if reporter is None else {reporter.incarnation: None}
+        outcome, touched = self._outcome, dict[int, None]() if reporter is None else {reporter.number: None}
         for command in commands:
             match command:
                 case events.Grant(runner, leases):
@@ -421,7 +421,7 @@ class EpisodeSession(Phase):
 
     def _pump(self, member: Member, now: float) -> None:
         """Keep two calls of a runner in flight. New leases are sent with the next call."""
-        runner = member.incarnation
+        runner = member.number
         while member.in_flight(self.tag) < CALLS_IN_FLIGHT and self._schedule.holds(runner):
             run = self._unsent.pop(runner, Run())
             self.pool.call(member, replace(run, budget_s=self.pool.slice_s), tag=self.tag, now=now)
@@ -430,7 +430,7 @@ class EpisodeSession(Phase):
         """Handle a report, whose rows at some positions were recorded."""
         self._outcome.counted(report, set(report.rows["index"][list(positions)].tolist()))
         self.pool.progressed(member)
-        self._excluded.pop(member.index, None)
+        self._excluded.pop(member.position, None)
         self._fail_fast = None
 
     def _note_failures(self, faults: tuple[Fault, ...], now: float) -> None:
@@ -443,14 +443,14 @@ class EpisodeSession(Phase):
         """End a runner on which every attempt fails. A replacement may start, which counts as a restart."""
         outcome, member, last = self._outcome, self.pool.members[runner], self._failures.pop(runner)
         why = f"all of the last {failures} attempts failed on this runner, while other runners completed episodes"
-        outcome.store.pardon(pardoned, f"runner {member.index} was excluded: {why}")
+        outcome.store.pardon(pardoned, f"runner {member.position} was excluded: {why}")
         why += f"; last failure on {last.node} in {last.phase}: {last.error_type}: {last.message}"
-        text = f"runner {member.index} was excluded, and its failures do not use up attempts of episodes: {why}"
+        text = f"runner {member.position} was excluded, and its failures do not use up attempts of episodes: {why}"
         outcome.exclusions.append(text)
-        self._excluded[member.index] = []
+        self._excluded[member.position] = []
         outcome.store.note(text)
         self._unsent.pop(runner, None)
-        self.pool.terminate(member, RunnerLost(text, runner=member.index), broken=True)
+        self.pool.terminate(member, RunnerLost(text, runner=member.position), broken=True)
 
     def _is_impatient(self, now: float) -> bool:
         """Whether episodes have waited long enough for runners that have not joined."""

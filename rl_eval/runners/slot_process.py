@@ -56,7 +56,7 @@ class SlotProcess:
         self._number = 0
         self._awaited = 0
         """Number of the request that waits for its reply; 0 for none."""
-        self._stash: deque[Reply] = deque()
+        self._stash: deque[SlotReply] = deque()
         """Replies that came while :meth:`call` waited for the reply to its own request."""
         self.connection: Connection | None = None
         """Pipe to the process; None without a process."""
@@ -161,7 +161,7 @@ class SlotProcess:
         """Whether a reply, or the end of the process, can be read now."""
         return self.has_stash or (self.connection is not None and self.connection.poll())
 
-    def poll(self) -> Reply | None:
+    def poll(self) -> SlotReply | None:
         """Return the next reply if it answers the last request, else None. Call this when a reply can be read."""
         reply = self._stash.popleft() if self._stash else self._read()
         if reply is None or reply.number not in (self._awaited, _LAST):
@@ -219,7 +219,7 @@ class SlotProcess:
             if self.connection is not None:
                 self.connection.send_bytes(data)
 
-    def _read(self, *, repeats: bool = True) -> Reply | None:
+    def _read(self, *, repeats: bool = True) -> SlotReply | None:
         """Return the next reply.
 
         Return None if the reply only reports that the process started, that an environment was built or closed, or that
@@ -234,10 +234,10 @@ class SlotProcess:
                 self.ask_again()
                 return None
             ended = EnvFailed(f"the process of the environment ended: {_described(self._collect())}", key=self.doing)
-            return Reply(_LAST, self.doing, None, ended)
+            return SlotReply(_LAST, self.doing, None, ended)
         return None if self._took(reply) else reply
 
-    def _took(self, reply: Reply) -> bool:
+    def _took(self, reply: SlotReply) -> bool:
         """Process an extra reply; return whether the reply is one."""
         if reply.phase == STARTED:
             self.started, self.since = True, perf_counter()
@@ -253,17 +253,17 @@ class SlotProcess:
             return False
         return True
 
-    def _received(self) -> Reply | None:
+    def _received(self) -> SlotReply | None:
         """Read a reply; None if the pipe is closed."""
         data = b""
         with contextlib.suppress(EOFError, OSError):
             if self.connection is not None:
                 data = self.connection.recv_bytes()
         try:
-            return cast("Reply", pickle.loads(data)) if data else None
+            return cast("SlotReply", pickle.loads(data)) if data else None
         except Exception as error:
             problem = f"the result of {self.doing} cannot be read in the runner's process: {error}"
-            return Reply(self._awaited or self._number, self.doing, None, EnvError(problem, key=self.doing))
+            return SlotReply(self._awaited or self._number, self.doing, None, EnvError(problem, key=self.doing))
 
     def _collect(self) -> int:
         """Kill the process if it still runs; return its exit status."""
@@ -298,7 +298,7 @@ class _RemoteTraceback(Exception):
         return f"\n{self.args[0]}"
 
 
-def value_of(reply: Reply) -> Any:
+def value_of(reply: SlotReply) -> Any:
     """Return the value of a reply, or raise its error."""
     if reply.error is None:
         return reply.value
@@ -318,7 +318,7 @@ class SlotEnv:
     def __init__(self, slot: SlotProcess, number: int) -> None:
         self._slot = slot
         self._number = number
-        self.reply: Reply | None = None
+        self.reply: SlotReply | None = None
         """Reply to the last request."""
 
     def __getattr__(self, name: str) -> Any:
@@ -390,7 +390,7 @@ _DEATH_SIGNAL: Final = 1
 _LOOK_S: Final = 0.5
 
 
-class Reply(NamedTuple):
+class SlotReply(NamedTuple):
     """Answer to one request."""
 
     number: int
@@ -409,11 +409,11 @@ class _Slot:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._envs: dict[int, Any] = {}
-        self._sensor = GeneratorSensor.of_this_process(lambda change: self._reply(Reply(0, SENSED, change)))
+        self._sensor = GeneratorSensor.of_this_process(lambda change: self._reply(SlotReply(0, SENSED, change)))
         self._stepped = False
         """Whether an environment has made a step."""
         self._where = cloudpickle.loads(connection.recv_bytes())
-        self._reply(Reply(0, STARTED))
+        self._reply(SlotReply(0, STARTED))
 
     def answer(self, number: int, kind: str, env: int, *args: Any) -> None:
         """Execute a request and send the reply."""
@@ -421,18 +421,18 @@ class _Slot:
         try:
             if kind == CLOSE:
                 self.close(env)
-                self._reply(Reply(number, CLOSED))
+                self._reply(SlotReply(number, CLOSED))
                 return
             if kind != STEP and env not in self._envs:
                 phase = "construct"
                 self._envs[env] = construct_env(*self._where)
                 made = env, _facts(self._envs[env])
-                self._reply(Reply(number, MADE, made, seconds=perf_counter() - started))
+                self._reply(SlotReply(number, MADE, made, seconds=perf_counter() - started))
             started, phase = perf_counter(), _PHASES.get(kind, kind)
             value = getattr(self, f"_{kind}")(self._envs[env], *args)
-            self._reply(Reply(number, phase, value, seconds=perf_counter() - started))
+            self._reply(SlotReply(number, phase, value, seconds=perf_counter() - started))
         except survivable() as error:
-            self._reply(Reply(number, phase, None, *_portable(error), perf_counter() - started))
+            self._reply(SlotReply(number, phase, None, *_portable(error), perf_counter() - started))
 
     def close(self, env: int) -> None:
         """Close an environment if it exists; ignore an error of its ``close``."""
@@ -463,7 +463,7 @@ class _Slot:
     def _call(env: Any, function: bytes) -> Any:
         return cloudpickle.loads(function)(env)
 
-    def _reply(self, reply: Reply) -> None:
+    def _reply(self, reply: SlotReply) -> None:
         """Send a reply; drop entries of ``info`` that cannot be pickled and unpickled."""
         try:
             data = fast_dumps(reply)
@@ -473,7 +473,7 @@ class _Slot:
             data = self._without_what_cannot_travel(reply, error)
         self._connection.send_bytes(data)
 
-    def _without_what_cannot_travel(self, reply: Reply, error: Exception) -> bytes:
+    def _without_what_cannot_travel(self, reply: SlotReply, error: Exception) -> bytes:
         if found := _info_of(reply):
             info = {key: value for key, value in found.items() if _travels(value)}
             with contextlib.suppress(Exception):
@@ -484,7 +484,7 @@ class _Slot:
         return bytes(cloudpickle.dumps(reply._replace(value=None, error=problem)))
 
 
-def _info_of(reply: Reply) -> dict[Any, Any]:
+def _info_of(reply: SlotReply) -> dict[Any, Any]:
     """Return the info in the result of ``reset`` or ``step``; empty for other replies."""
     value = reply.value
     return value[-1] if isinstance(value, tuple) and value and isinstance(value[-1], dict) else {}

@@ -48,7 +48,7 @@ class World:
         simulator.closed = True
 
     def start(self, lease: Lease) -> Simulator | None:
-        if not self.current.fits(lease, idle=self.idle):
+        if not self.current.make_room(lease, idle=self.idle):
             assert not self.idle
             return None
         simulator = cast("Simulator", self.current.built(lease, 1))

@@ -73,7 +73,7 @@ def report(rows, faults=(), traces=None) -> RunReport:
 
 
 def play(check: Reruns, records: EpisodeTable, pool: dict[int, int], lanes: int = 3) -> dict[int, int]:
-    """Let runners (incarnation: position) do everything; return who ran what."""
+    """Let runners (number: position) do everything; return who ran what."""
     ran: dict[int, int] = {}
     for _ in range(1000):
         if check.done:
@@ -212,11 +212,11 @@ def test_what_a_lost_runner_held_is_tried_again_and_then_a_finding() -> None:
     """A check ends after any loss; an episode that cannot be repeated is a finding."""
     records = table()
     check = check_of(records, 1, 2)
-    for incarnation in range(100):
+    for number in range(100):
         if check.done:
             break
-        check.take(incarnation, 0, 8, [0])
-        check.lost(incarnation)
+        check.take(number, 0, 8, [0])
+        check.lost(number)
     assert check.done
     assert check.result.passed is False
     assert check.result.failed == (1, 2)
@@ -245,12 +245,12 @@ def test_a_re_run_that_fails_is_tried_again_and_then_a_finding() -> None:
     records = table()
     check = check_of(records, 6, 7)
     fault = Fault(6, 1006, 1, "env", "reset", 0, "RuntimeError", "port in use", "", 0, "", 0.0)
-    for incarnation in range(10):
-        leases = check.take(incarnation, 0, 1, [0])
+    for number in range(10):
+        leases = check.take(number, 0, 1, [0])
         if leases and leases[0].index == 6:
-            check.reported(incarnation, 0, report(records.rows[:0], [fault]))
+            check.reported(number, 0, report(records.rows[:0], [fault]))
         elif leases:
-            check.reported(incarnation, 0, report(records.rows[[7]]))
+            check.reported(number, 0, report(records.rows[[7]]))
     assert check.done
     assert check.result.checked == 1
     assert check.result.failed == (6,)

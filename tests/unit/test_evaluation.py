@@ -67,21 +67,21 @@ class World:
 
     def come_up(self, count: int = 2) -> None:
         starting = [member for member in self.pool.members.values() if not member.ready][:count]
-        self.turn(*(Reply(Call(member.incarnation, Start(member.index, None), 0)) for member in starting))
+        self.turn(*(Reply(Call(member.number, Start(member.position, None), 0)) for member in starting))
 
     def member(self, index: int) -> Member:
-        return next(member for member in self.pool.members.values() if member.index == index)
+        return next(member for member in self.pool.members.values() if member.position == index)
 
     def runs(self, index: int) -> list[Call]:
         """Take the unanswered calls of a runner."""
-        runner = self.member(index).incarnation
+        runner = self.member(index).number
         mine = [call for call in self.backend.calls if call[0] == runner]
         self.backend.calls = [call for call in self.backend.calls if call[0] != runner]
         return [Call(*call) for call in mine]
 
     def given(self, index: int) -> list[int]:
         """Return the episodes that a runner was given and has not reported."""
-        runner = self.member(index).incarnation
+        runner = self.member(index).number
         return [lease.index for other, run, _ in self.backend.calls if other == runner for lease in run.leases]
 
     def finish(self, index: int, **changes: Any) -> list[int]:
@@ -99,7 +99,7 @@ class World:
         assert self.handle.done()
 
     def lose(self, index: int, crash_report: CrashReport | None = None) -> None:
-        lost = Call(self.member(index).incarnation, Run(), 0)
+        lost = Call(self.member(index).number, Run(), 0)
         self.turn(Reply(lost, error=RunnerLost("gone"), lost=True, crash_report=crash_report))
 
     def replace(self) -> None:
@@ -285,7 +285,7 @@ def test_another_policy_is_only_said_of_other_weights(first: str, second: str, e
     else:
         assert isinstance(world.pool.last_loss, NumericsMismatch)
         assert world.pool.last_loss.key == "outputs"
-        assert [member.index for member in world.pool.ready()] == [0]
+        assert [member.position for member in world.pool.ready()] == [0]
 
 
 def test_a_check_that_takes_too_long_leaves_nothing_running_and_is_no_verdict() -> None:
@@ -297,7 +297,7 @@ def test_a_check_that_takes_too_long_leaves_nothing_running_and_is_no_verdict() 
     world.now += 100.0
     world.turn()
     assert world.handle.result(timeout=0).determinism.passed is None
-    assert world.aborted == {member.incarnation for member in world.pool.members.values()}
+    assert world.aborted == {member.number for member in world.pool.members.values()}
 
 
 def test_the_start_of_runners_takes_no_time_of_the_check(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from rl_eval.errors import (
     WeightsError,
 )
 from rl_eval.execution.aspects import default_aspects
-from rl_eval.execution.jobs import Apply, ApplyToAll, Do, Job, WeightsSync
+from rl_eval.execution.jobs import ApplyToAll, ApplyToReady, Do, Job, WeightsSync
 from rl_eval.execution.loop import ControlLoop
 from rl_eval.execution.opening import Opening
 from rl_eval.execution.outcome import Committing, EvalOutcome
@@ -83,10 +83,10 @@ class World:
         calls, self.backend.calls = self.backend.calls, []
         for runner, request, tag in calls:
             if member := self.pool.members.get(runner):
-                fails = range(200) if member.index in broken else faulty
+                fails = range(200) if member.position in broken else faulty
                 value: Any = 1
                 if isinstance(request, Run):
-                    value = played(request, member.index, fails)
+                    value = played(request, member.position, fails)
                     self.faults += value.faults
                 self.turn(Reply(Call(runner, request, tag), value))
 
@@ -184,7 +184,7 @@ def test_weights_that_do_not_fit_on_one_machine_cost_only_its_runner(error: Exce
     world.turn(*(Reply(Call(runner, SetWeights("ref"), sync.tag), 1) for runner in (1, 2, 3)))
     assert sync.future.result(timeout=0) == [1, 1, 1]
     assert world.loop._fatal is None
-    assert [member.index for member in world.pool.ready()] == [1, 2, 3]
+    assert [member.position for member in world.pool.ready()] == [1, 2, 3]
 
 
 def test_what_fails_on_every_runner_fails_the_call_with_the_original_error() -> None:
@@ -246,7 +246,7 @@ def test_what_a_callers_function_raises_is_for_the_caller() -> None:
     """Its runner lives on."""
     world = World(runners=2)
     world.start(0, 1)
-    job = world.post(Apply(lambda runner: None))
+    job = world.post(ApplyToReady(lambda runner: None))
     runner, request, tag = world.backend.calls[-1]
     world.turn(Reply(Call(runner, request, tag), error=ValueError("mine")))
     assert isinstance(job.future.exception(timeout=0), ValueError)
@@ -455,7 +455,7 @@ def test_a_preempted_node_is_not_counted_against_its_position() -> None:
     world.start(0, 1)
     for _ in range(5):
         member = world.pool.ready()[0]
-        lost = Call(member.incarnation, Run(), 0)
+        lost = Call(member.number, Run(), 0)
         world.turn(Reply(lost, error=RunnerLost("preempted"), lost=True, preempted=True))
         world.now += 1.0
         world.turn()
@@ -502,7 +502,7 @@ def test_a_lost_cluster_fails_the_jobs_although_a_call_blocks_the_loop() -> None
     world = World()
     backend = Blocking()
     loop = ControlLoop(backend, world.pool)
-    job = Apply(repr)
+    job = ApplyToReady(repr)
     loop.post(job)
     loop.start()
     backend.entered.wait()
@@ -510,6 +510,6 @@ def test_a_lost_cluster_fails_the_jobs_although_a_call_blocks_the_loop() -> None
     with pytest.raises(ClusterDied):
         job.future.result(timeout=0)
     with pytest.raises(EvalError) as caught:
-        loop.post(Apply(repr))
+        loop.post(ApplyToReady(repr))
     assert isinstance(caught.value.__cause__, ClusterDied)
     backend.free.set()

@@ -8,11 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl_eval.backends import Call, Reply
-from rl_eval.backends.requests import Apply as CallFunction
-from rl_eval.backends.requests import GetWeightsVersion, Run, SetWeights, Start, Stop
+from rl_eval.backends.requests import Apply, GetWeightsVersion, Run, SetWeights, Start, Stop
 from rl_eval.errors import ClusterError, RunnerLost, WeightsError
 from rl_eval.execution.handle import EvalHandle
-from rl_eval.execution.jobs import Apply, WeightsSync
+from rl_eval.execution.jobs import ApplyToReady, WeightsSync
 from rl_eval.execution.opening import Opening
 from rl_eval.execution.outcome import EvalOutcome
 from rl_eval.execution.runner_pool import PublishedWeights
@@ -42,7 +41,7 @@ class Cluster(World):
         version = len(self.asked) + 1
         sync = WeightsSync(PublishedWeights((kind, version), snapshot_weights({"w": torch.zeros(1)}, version)))
         if verb == "apply":
-            self.asked.append((request, self.post(Apply(id))))
+            self.asked.append((request, self.post(ApplyToReady(id))))
         elif verb == "send":
             self.asked.append((request, self.post(sync)))
         else:
@@ -79,7 +78,7 @@ class Cluster(World):
     def value(self, runner: int, request: Any) -> Any:
         match request:
             case Run():
-                report = played(request, self.pool.members[runner].index, failing=())
+                report = played(request, self.pool.members[runner].position, failing=())
                 report.rows["weights_version"] = version = self.versions.get(runner, 0)
                 return replace(report, weights_version=version)
             case SetWeights(("bad", _)):
@@ -89,7 +88,7 @@ class Cluster(World):
                 return version
             case GetWeightsVersion():
                 return self.versions.get(runner, 0)
-            case Start() | CallFunction():
+            case Start() | Apply():
                 return runner
 
     def lose(self, runner: int) -> None:

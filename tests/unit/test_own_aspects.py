@@ -12,7 +12,7 @@ import pytest
 from rl_eval import EvalConfig, EvalResult, evaluate
 from rl_eval.backends.inline import InlineBackend
 from rl_eval.config.settings import EvalSettings
-from rl_eval.execution.jobs import Apply, Do
+from rl_eval.execution.jobs import ApplyToReady, Do
 from rl_eval.execution.loop import ControlLoop
 from rl_eval.execution.opening import Opening
 from rl_eval.execution.outcome import Aspect, EvalOutcome
@@ -50,7 +50,7 @@ def loop_of(settings: EvalSettings) -> Iterator[ControlLoop]:
     loop = ControlLoop(backend, RunnerPool(backend, settings, GroupWeights()), False)
     loop.start()
     loop.post(Do(lambda pool, now: pool.grow(1, now)))
-    loop.post(Apply(install))
+    loop.post(ApplyToReady(install))
     try:
         yield loop
     finally:

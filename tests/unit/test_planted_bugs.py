@@ -77,7 +77,7 @@ SESSION = {
     ),
     "gives nothing to a runner that joins": ("self._send(events.RunnerJoined(", "self._handle(events.RunnerJoined("),
     "pardons nothing after an exclusion": (
-        '        outcome.store.pardon(pardoned, f"runner {member.index} was excluded: {why}")\n',
+        '        outcome.store.pardon(pardoned, f"runner {member.position} was excluded: {why}")\n',
         "",
     ),
     "charges what failed on a runner that replaced a broken one": (

@@ -228,7 +228,7 @@ def test_a_runner_is_ready_when_its_last_start_is_answered() -> None:
     world.start(2, error=ConfigError("the policy before does not fit"))
     assert world.pool.ready() == []
     world.start(0, 1, 2)
-    assert [member.index for member in world.pool.ready()] == [0, 1, 2]
+    assert [member.position for member in world.pool.ready()] == [0, 1, 2]
     assert run(world).status == "complete"
 
 
@@ -254,7 +254,7 @@ def test_lost_positions_are_filled_again() -> None:
     members[2].terminated = True
     world.backend.calls.clear()
     reconfigured(world)
-    assert sorted(member.index for member in world.pool.members.values()) == [0, 1, 2, 3]
+    assert sorted(member.position for member in world.pool.members.values()) == [0, 1, 2, 3]
     assert 2 not in starts(world)
     assert len(starts(world)) == 3
 

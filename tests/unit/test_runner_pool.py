@@ -38,7 +38,7 @@ class World:
         return self
 
     def member(self, index: int) -> Member:
-        return next(member for member in self.pool.members.values() if member.index == index)
+        return next(member for member in self.pool.members.values() if member.position == index)
 
     def started(self, *indices: int) -> World:
         for index in indices:
@@ -47,7 +47,7 @@ class World:
         return self
 
     def answer(self, index: int, request: Request = RUN, tag: int = 1) -> Member | None:
-        return self.pool.answered(Reply(Call(self.member(index).incarnation, request, tag)), self.now)
+        return self.pool.answered(Reply(Call(self.member(index).number, request, tag)), self.now)
 
     def call(self, index: int, request: RunnerRequest = RUN, tag: int = 1) -> None:
         self.pool.call(self.member(index), request, tag=tag, now=self.now)
@@ -60,7 +60,7 @@ class World:
         self.now += seconds
         before = len(self.backend.terminated)
         self.pool.tick(self.now)
-        return [(self.pool.members[runner].index, why) for runner, why in self.backend.terminated[before:]]
+        return [(self.pool.members[runner].position, why) for runner, why in self.backend.terminated[before:]]
 
     def until_spawn(self, limit_s: float = 60.0) -> float:
         """Wait until the next replacement; return how long it took."""
@@ -73,13 +73,13 @@ class World:
 # ------------------------------------------------------------------------------ growing and shrinking
 
 
-def test_every_position_gets_an_incarnation() -> None:
-    """Positions count from 0, incarnations never repeat, and a runner is ready when its start is answered."""
+def test_every_position_gets_a_runner() -> None:
+    """Positions count from 0, numbers never repeat, and a runner is ready when its start is answered."""
     world = World().grow(3)
     assert world.backend.spawned == [(0, 0), (1, 1), (2, 2)]
     assert (world.pool.ready(), world.pool.expected(), world.pool.hopeless) == ([], 3, False)
     world.started(2, 0)
-    assert [member.index for member in world.pool.ready()] == [0, 2]
+    assert [member.position for member in world.pool.ready()] == [0, 2]
     world.grow(1)
     assert world.backend.spawned[-1] == (3, 3)
     assert world.pool.expected() == 4
@@ -89,11 +89,11 @@ def test_shrinking_takes_the_last_positions() -> None:
     """The members that go are the ones with the highest positions; they are killed and not replaced."""
     world = World().grow(4).started(0, 1, 2, 3)
     gone = world.pool.shrink(2)
-    assert sorted(member.index for member in gone) == [2, 3]
+    assert sorted(member.position for member in gone) == [2, 3]
     assert sorted(world.backend.killed) == [2, 3]
     assert world.pool.shrink(0) == []
     world.wait(60)
-    assert [member.index for member in world.pool.ready()] == [0, 1]
+    assert [member.position for member in world.pool.ready()] == [0, 1]
     assert len(world.backend.spawned) == 4
 
 
@@ -103,7 +103,7 @@ def test_a_position_that_waits_for_its_replacement_can_be_taken_away() -> None:
     world.lose(1)
     world.pool.shrink(1)
     world.wait(60)
-    assert [member.index for member in world.pool.members.values()] == [0]
+    assert [member.position for member in world.pool.members.values()] == [0]
     assert world.pool.expected() == 1
 
 
@@ -114,7 +114,7 @@ def test_reports_of_members_that_are_gone_are_kept() -> None:
     report = RunReport(np.zeros(2, ROW), np.zeros((2, 0)), (fault,), np.zeros(0, PROGRESS), (), 40, 0.0, 0.0, 0.0, 0)
     for index in (0, 1):
         world.call(index)
-        world.pool.answered(Reply(Call(world.member(index).incarnation, RUN, 1), report), world.now)
+        world.pool.answered(Reply(Call(world.member(index).number, RUN, 1), report), world.now)
         world.member(index).count(report)
     assert not world.pool.reported
     assert world.pool.counters() == {"episodes": 4, "faults": 2, "env_steps": 80}
@@ -200,7 +200,7 @@ def test_one_runner_is_enough() -> None:
 
 
 def test_a_replacement_has_the_whole_start_timeout() -> None:
-    """The wait of a late incarnation counts from its own spawn."""
+    """The wait of a late runner counts from its own spawn."""
     world = World(runners__runner_start_timeout_s=30.0).grow(1).started(0)
     world.now += 1000
     world.lose(0)
@@ -231,19 +231,19 @@ def test_a_runner_that_comes_up_gets_the_weights_first() -> None:
 
 
 def test_a_lost_runner_is_killed_and_replaced() -> None:
-    """Another incarnation fills its position; replies of the old one are ignored."""
+    """Another runner fills its position; replies of the old one are ignored."""
     world = World().grow().started(0, 1)
     old = world.member(1)
     world.lose(1)
     assert world.backend.killed == [1]
-    assert (world.pool.expected(), [member.index for member in world.pool.ready()]) == (2, [0])
+    assert (world.pool.expected(), [member.position for member in world.pool.ready()]) == (2, [0])
     assert world.pool.last_loss is LOST
     world.until_spawn()
     assert world.backend.spawned[-1] == (2, 1)
     assert world.pool.restarts == 1
     assert world.member(1) is not old
     assert not world.member(1).ready
-    assert world.pool.answered(Reply(Call(old.incarnation, RUN, 1)), world.now) is None
+    assert world.pool.answered(Reply(Call(old.number, RUN, 1)), world.now) is None
 
 
 def test_the_back_off_doubles_up_to_its_limit() -> None:

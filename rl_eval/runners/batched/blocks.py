@@ -93,7 +93,7 @@ class BlockEvalRunner(BatchedEvalRunner):
     @override
     def _start(self) -> None:
         """Reset the simulator for the next block, and start the block's first episodes."""
-        if self._block is not None or not self._queue or not self._may_start(self._queue[0].with_how(alone=False)):
+        if self._block is not None or not self._queue or not self._make_room(self._queue[0].with_how(alone=False)):
             return
         lease = self._queue.popleft().with_how(alone=False)
         self._block = _Block(lease, perf_counter(), PendingReport(self._pending.info_keys))

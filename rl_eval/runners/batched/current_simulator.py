@@ -51,8 +51,8 @@ class CurrentSimulator:
         """Whether a fault certainly belongs to the live episode, because the simulator has only one slot."""
         return self.now is None or self.now.num_envs == 1
 
-    def fits(self, lease: Lease, *, idle: bool) -> bool:
-        """Whether an episode may start now; close the simulators that do not fit it.
+    def make_room(self, lease: Lease, *, idle: bool) -> bool:
+        """Close the simulators that do not fit an episode; return whether it may start now.
 
         Args:
             lease: Lease of the episode.

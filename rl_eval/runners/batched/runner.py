@@ -202,14 +202,14 @@ class BatchedEvalRunner(RunnerCore):
 
     # ------------------------------------------------------------------ starts
 
-    def _may_start(self, lease: Lease) -> bool:
-        """Whether the current simulator fits an episode."""
-        return self._simulator.fits(lease, idle=not (self._busy or self._pending))
+    def _make_room(self, lease: Lease) -> bool:
+        """Close the simulators that do not fit an episode; return whether it may start now."""
+        return self._simulator.make_room(lease, idle=not (self._busy or self._pending))
 
     def _start(self) -> None:
         """Start queued episodes in free slots."""
         all_live = len(self._attempts.slots) == len(self._leases)
-        if not self._queue or all_live or not self._may_start(self._queue[0]):
+        if not self._queue or all_live or not self._make_room(self._queue[0]):
             return
         first, leases = self._queue[0], list[Lease]()
         slots = self._slots_for(first)
