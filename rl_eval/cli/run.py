@@ -131,7 +131,7 @@ def run(
             told = [remark, *unmet, str(mistake) if one_line and mistake else ""]
             line = " ".join("; ".join(filter(None, told)).split())
             deliver(result, folder, quiet=quiet, as_json=as_json, verbose=ctx.meta[VERBOSE], remark=line)
-            if mistake and not (quiet or as_json):
+            if mistake and mistake.fix and not (quiet or as_json):
                 print_line(mistake.fix)
 
         result, output = carry_out(

@@ -24,6 +24,8 @@ _PER_LANE: Final = 4
 their first attempts may all fail before a retry completes."""
 _FRAME: Final = re.compile(r'^  File "(.+)", line (\d+), in ', re.MULTILINE)
 _PACKAGE: Final = Path(__file__).parents[1]
+_LIBRARIES: Final = "/lib/python3"
+"""Part of the paths of installed packages and of Python's own modules."""
 
 
 def mistake_in(result: EvalResult, spaces: Callable[[], tuple[Any, Any]]) -> EpisodeError | None:
@@ -50,7 +52,11 @@ def mistake_in(result: EvalResult, spaces: Callable[[], tuple[Any, Any]]) -> Epi
     error: EpisodeError = EnvError(problem, key="environment", fix=f"Correct {first.phase}() of the environment.")
     if of_policy:
         observations, actions = (" ".join(str(space).split())[:_LONGEST] for space in spaces())
-        fix = f"Pass a policy that takes a batch of observations of {observations}, and returns actions of {actions}."
+        takes = f"takes a batch of observations of {observations}, and returns actions of {actions}."
+        lines = [] if is_ours else [":".join(frame) for frame in _frames(first) if _LIBRARIES not in frame[0]]
+        fix = f"Correct {lines[-1]}: the policy {takes}" if lines else f"Pass a policy that {takes}"
+        if is_ours and first.message.endswith("."):  # The message has a fix.
+            fix = ""
         error = PolicyError(problem, key="policy", fix=fix)
     error.result = result
     return error
@@ -102,5 +108,10 @@ def kind_of(fault: Fault) -> tuple[object, ...]:
 
 def _place(fault: Fault) -> tuple[str, ...]:
     """Return the file and the line of the innermost frame outside of this package; empty if there is none."""
-    frames = [frame for frame in _FRAME.findall(fault.traceback) if _PACKAGE not in Path(frame[0]).parents]
+    frames = _frames(fault)
     return frames[-1] if frames else ()
+
+
+def _frames(fault: Fault) -> list[tuple[str, str]]:
+    """Return the files and lines of the frames outside of this package, the innermost last."""
+    return [frame for frame in _FRAME.findall(fault.traceback) if _PACKAGE not in Path(frame[0]).parents]

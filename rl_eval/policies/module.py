@@ -192,6 +192,8 @@ def _expect(output: Array, shape: tuple[int, ...], what: str, space: gym.Space[A
         hint = ""
         if what == "logits" and output.shape == shape[:1]:
             hint = "Return logits, which rl_eval turns into actions, or pass a function that returns actions."
+        elif output.ndim == len(shape) == 2:
+            hint = f"Give the last layer {shape[1]} outputs."
         problem = f"the policy returned {what} of shape {output.shape}, but {space} needs {shape}"
         raise PolicyError(problem, key=what, value=str(output.shape), fix=hint)
     return output

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Final
 
 import gymnasium as gym
 import numpy as np
@@ -13,6 +13,7 @@ from rl_eval.errors import PolicyError
 from rl_eval.protocols import NoiseSource
 
 Array = npt.NDArray[Any]
+_NAN: Final = "Check the weights, which may have NaN values: training may have diverged."
 
 
 def categorical(logits: Array, live: npt.NDArray[np.bool_], noise: NoiseSource | None) -> npt.NDArray[np.int64]:
@@ -43,7 +44,7 @@ def refuse_nan(numbers: Array, live: npt.NDArray[np.bool_], what: str) -> None:
     absent = np.isnan(numbers)
     if absent.any() and absent[live].any():
         row = int(np.flatnonzero(live & absent.reshape(len(numbers), -1).any(1))[0])
-        raise PolicyError(f"{what} is NaN: {numbers[row]}", key="output", value=str(numbers[row]))
+        raise PolicyError(f"{what} is NaN: {numbers[row]}", key="output", value=str(numbers[row]), fix=_NAN)
 
 
 def bernoulli(logits: Array, noise: NoiseSource | None) -> npt.NDArray[np.int8]:

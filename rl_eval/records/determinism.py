@@ -140,9 +140,9 @@ _LISTED: Final = 6
 """Maximum number of mismatched episodes that a finding lists."""
 _DOCTOR: Final = "rl-eval doctor searches for the reason"
 POLICY_REMEDIES: Final = (
-    "If the policy samples, take the most likely action, such as predict(batch, deterministic=True)[0], or pass the "
-    "model itself. Call eval() on modules in training mode, or implement rl_eval.Policy: draw random numbers from the "
-    "noise argument of act(), and declare state with initial_state()"
+    "If the policy samples, pass the model itself, or a function that returns the most likely action. Call eval() on "
+    "modules in training mode, or implement rl_eval.Policy: draw random numbers from the noise argument of act(), and "
+    "declare state with initial_state()"
 )
 """Advice for a policy that does not repeat its results."""
 _REMEDIES: Final[Mapping[Remedy, str]] = {

@@ -1,6 +1,8 @@
 """Typical first mistakes: each message names the field, without a traceback and without starting Ray."""
 
+import json
 import sys
+import traceback
 from pathlib import Path
 
 import gymnasium as gym
@@ -246,15 +248,20 @@ LIVE = {
     "an object that predicts": (Predicts(), *OBJECT, "lambda batch: model.predict(batch)[0]"),
     "a class": (Predicts, *OBJECT, f"'{__name__}:Predicts'"),
     "an object that gets actions": (GetsActions(), *OBJECT, "lambda batch: agent.get_action(batch)"),
-    "actions with a state": (Predicts().predict, PolicyError, "action", "predict(batch)[0]"),
+    "actions with a state": (Predicts().predict, PolicyError, "action", "pass the model itself"),
     "actions with their logarithms": (
         lambda batch: (np.zeros(len(batch), np.int64), np.zeros(len(batch))),
-        *(PolicyError, "action", "predict(batch)[0]"),
+        *(PolicyError, "action", "return the actions alone"),
     ),
     "sampled actions": (
         lambda batch: np.random.randint(0, 2, len(batch)),  # noqa: NPY002
-        *(ConfigError, "policy.allow_nondeterministic", "deterministic=True"),
+        *(ConfigError, "policy.allow_nondeterministic", "the most likely action"),
     ),
+    "whole numbers as floats": (lambda batch: np.ones(len(batch)), PolicyError, "action", "actions.astype(int)"),
+    "words": (lambda batch: ["left"] * len(batch), PolicyError, "action", "Return integers."),
+    "logits": (lambda batch: np.zeros((len(batch), 2)), PolicyError, "action", "logits.argmax(axis=1)"),
+    "a column": (lambda batch: np.zeros((len(batch), 1), np.int64), PolicyError, "action", "actions.reshape(-1)."),
+    "a net with other outputs": (torch.nn.Linear(4, 3), PolicyError, "logits", "last layer 2 outputs"),
     "what makes a policy": (lambda: for_one, *OBJECT, '"module:attr"'),
     "what makes one of settings alone": (lambda hidden=32: for_one, *OBJECT, '"module:attr"'),
 }
@@ -268,6 +275,35 @@ def test_a_policy_of_another_kind_is_told_what_one_is(policy, environments):
     with refused(kind, key) as caught:
         evaluate(config, live)
     assert named in str(caught.value)
+    assert "_Unrepeatable" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_actions_without_their_axis_are_reshaped():
+    with refused(PolicyError, "action") as caught:
+        evaluate("Pendulum-v1", lambda batch: np.zeros(len(batch)), num_episodes=1)
+    assert "actions.reshape(-1, 1)" in caught.value.fix
+
+
+def test_weights_of_nan_are_the_cause():
+    """Another policy for these spaces would not help."""
+    net = torch.nn.Linear(4, 2)
+    torch.nn.init.constant_(net.weight, torch.nan)
+    with refused(PolicyError, "policy") as caught:
+        evaluate("CartPole-v1", net, num_episodes=2)
+    assert "Check the weights" in str(caught.value)
+    assert "Pass a policy" not in str(caught.value)
+
+
+def looks_up(batch):
+    return json.loads("{")["key"]
+
+
+@pytest.mark.parametrize("policy", [looks_up, lambda batch: {}["key"]])
+def test_an_error_of_a_policy_has_the_line_of_its_code(policy):
+    with refused(PolicyError, "policy") as caught:
+        evaluate("CartPole-v1", policy, num_episodes=2)
+    line = policy.__code__.co_firstlineno + (policy is looks_up)
+    assert f"{__file__}:{line}" in caught.value.fix
 
 
 def test_true_is_an_action():

@@ -220,7 +220,7 @@ class Probe:
             drawn = changes(self._generators, generator_states())
             problem = found + (f"; meanwhile, {listed(drawn, 3)} changed" if drawn else "")
             fix = f"{POLICY_REMEDIES}. To evaluate this policy anyway, set policy.allow_nondeterministic: true."
-            raise ConfigError(problem, key="policy.allow_nondeterministic", value=False, fix=fix)
+            raise ConfigError(problem, key="policy.allow_nondeterministic", value=False, fix=fix) from None
         note = f"the result cannot be reproduced: {found} (policy.allow_nondeterministic is true). {_UNCHECKED}"
         return Finding("row", "", (note,), overwrites=True)
 

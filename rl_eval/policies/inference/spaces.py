@@ -26,7 +26,7 @@ _ROUNDING: Final = 1e-5
 _PART_BYTES: Final = 2**20
 """Size of the part of an observation that is made up at once."""
 _EACH: Final = "Return an action for each observation of the batch."
-_ALONE: Final = "Return the actions alone, such as predict(batch)[0], or pass the model itself as the policy."
+_ALONE: Final = "If predict() of a model chose them, pass the model itself. Otherwise return the actions alone."
 _LEAVES: Final = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
 
 
@@ -403,12 +403,12 @@ class ActionReader:
                 f"the policy returned {where} of shape {array.shape} for a batch of {len(live)}, "
                 f"but {leaf} needs {shape}"
             )
-            fix = "" if array.shape[:1] == shape[:1] else _EACH
-            raise PolicyError(problem, key=where, value=str(array.shape), fix=fix)
+            raise PolicyError(problem, key=where, value=str(array.shape), fix=_reshaped(array, leaf, shape))
         kinds, needs = ("biuf", "numbers") if isinstance(leaf, gym.spaces.Box) else ("biu", "integers")
         if array.dtype.kind not in kinds:
             problem = f"the policy returned {where} of dtype {array.dtype}, but {leaf} needs {needs}"
-            raise PolicyError(problem, key=where, value=str(array.dtype))
+            cast = ", such as actions.astype(int) if all are whole numbers" if array.dtype.kind == "f" else ""
+            raise PolicyError(problem, key=where, value=str(array.dtype), fix=f"Return {needs}{cast}.")
         if isinstance(leaf, gym.spaces.Box):
             return self._read_box(where, leaf, array, live)
         low, high = _range(leaf)
@@ -460,6 +460,16 @@ def _other_structure(path: tuple[Any, ...], structure: Any, actions: Any) -> Pol
         key=f"action{_at(path)}",
         value=given,
     )
+
+
+def _reshaped(array: Array, leaf: gym.Space[Any], shape: tuple[int, ...]) -> str:
+    """Return advice for actions of another shape than that of a batch of actions."""
+    if array.shape[:1] != shape[:1]:
+        return _EACH
+    if array.size == math.prod(shape):
+        return f"Return actions.reshape({', '.join(map(str, (-1, *shape[1:])))})."
+    logits = isinstance(leaf, gym.spaces.Discrete) and array.shape[1:] == (leaf.n,) and not leaf.start
+    return "For logits, return logits.argmax(axis=1), or pass the nn.Module itself." if logits else ""
 
 
 def _outline(nested: Any) -> str:
