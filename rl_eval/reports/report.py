@@ -78,7 +78,7 @@ def run_page(result: EvalResult) -> Page:
         sections=[
             *(head[::-1] if result.is_zero_sum else head),  # A browser enlarges the number in the first line.
             *page.sections[1:],
-            *filter(None, [figure]),
+            *([figure] if figure and not result.is_zero_sum else []),
             *_agent_tables(result),
             *group_tables(result),
             Table("Numbers", ("metric", "value"), metrics, folded=True),

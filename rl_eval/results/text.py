@@ -163,10 +163,10 @@ def several(count: int, what: str, confidence: float) -> str:
 
 def merged_notes(notes: Iterable[tuple[str, str]]) -> list[str]:
     """Return one note per text, given pairs of a name and a text; a note lists the names with its text."""
-    names: dict[str, list[str]] = {}
+    names: dict[str, dict[str, None]] = {}
     for name, text in notes:
-        names.setdefault(text, []).append(name)
-    return [f"{listed(those, _NAMED)}: {text}" for text, those in names.items()]
+        names.setdefault(text, {})[name] = None
+    return [f"{listed([*those], _NAMED)}: {text}" for text, those in names.items()]
 
 
 def lookup(value: Any, *keys: str) -> str:

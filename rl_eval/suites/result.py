@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -26,7 +27,7 @@ from rl_eval.suites.ledger import CellState
 from rl_eval.suites.normalization import normalized
 from rl_eval.suites.scores import Run, Scores
 from rl_eval.suites.tables import Table
-from rl_eval.suites.units import Unit
+from rl_eval.suites.units import MANY, Unit
 
 _MANY: Final = 100
 _THRESHOLDS: Final = 41
@@ -198,19 +199,31 @@ class SuiteResult(Printed):
 
     def _page(self, listed: Iterable[CellState]) -> Page:
         done = sum(state.status == "complete" for state in self.cells)
-        line = Line("cells", f"{done:,}", f"of {len(self.cells):,} complete")
+        lines = [Line("cells", f"{done:,}", f"of {len(self.cells):,} complete")]
+        sizes = {*Counter((run.task, run.policy) for run in self._runs).values()}
+        if self.definition.aggregate.unit == "run" and max(sizes) < MANY:
+            wide = "per task and policy: so few that an interval may exceed the range of scores, unless return_bounds is set"
+            lines.append(Line("training seeds", " to ".join(map(str, sorted({min(sizes), max(sizes)}))), wide))
         shown = {name: table for name, table in self.tables.items() if isinstance(table, Table)}
         tables = [table.page_table(TITLES[name]) for name, table in shown.items() if name not in ("profiles", "curves")]
         cells = PageTable("Cells", _HEADINGS, [_row(state) for state in listed], folded=True)
         errors = ((TITLES[name], str(error)) for name, error in self.tables.items() if isinstance(error, UsageError))
         reasons = ((str(one.planned.cell), one.reason) for one in self.cells if one.reason)
-        limits = ((name, note) for table_, table in shown.items() for name, note in _limits(TITLES[table_], table))
+        limits = (
+            (
+                TITLES[name] + f" ({row}, {column})" * (name == "tasks"),
+                "no interval: " * (not found.exists) + found.note,
+            )
+            for name, table in shown.items()
+            for (row, column), (_, found) in table.cells.items()
+            if found.note
+        )
         notes = [*merged_notes(errors), *merged_notes(reasons)]
         notes += merged_notes((f"{cell} is skipped", why) for cell, why in self.skipped)
         notes += dict.fromkeys([*self._ends, *(note for table in shown.values() for note in table.own_notes)])
         notes += [*merged_notes(limits), *self._code_changes(), *self._missing_settings()]
         name, version = self.definition.suite, f"version {self.definition.version}"
-        return Page(name, version, self.status, [[line], *tables, cells], notes)
+        return Page(name, version, self.status, [lines, *tables, cells], notes)
 
     def _code_changes(self) -> Iterator[str]:
         """Yield a note on each module that changed between two cells."""
@@ -247,15 +260,6 @@ class SuiteResult(Printed):
 
 
 _HEADINGS: Final = ("cell", "status", "episodes", "mean score", "guarantee")
-
-
-def _limits(title: str, table: Table) -> Iterator[tuple[str, str]]:
-    """Yield the notes of the intervals of a table. A note on some of its cells has their names."""
-    noted = [(row, column, one.interval) for (row, column), one in table.cells.items() if one.interval.note]
-    for row, column, interval in noted:
-        whole = len(noted) == len(table.cells) and len(table.interval_notes) == 1
-        name = title if whole else f"{title} ({row}, {column})"
-        yield name, interval.note if interval.exists else f"no interval: {interval.note}"
 
 
 def _has_score(state: CellState) -> bool:

@@ -317,6 +317,7 @@ def test_a_zero_sum_game_has_the_same_numbers_in_the_list_and_in_its_reports(
         assert float(shown.partition(f"{name} ")[2].partition(",")[0]) == pytest.approx(float(line.strong), abs=0.1)
     assert not any(re.match("Returns of the episodes", section.title) for section in both.sections)
     [first, *_] = run_page(result).sections
+    assert not any(isinstance(section, Plot) for section in run_page(result).sections)
     assert not first[0].strong, "a browser enlarges the first number"
 
 

@@ -307,6 +307,8 @@ def test_a_missing_interval_is_said_at_its_number_and_the_note_names_task_and_po
     [note] = [note for note in changed.page.notes if "values are equal" in note]
     assert untold(note, "t0", "p0", "no interval") == []
     assert "p1" not in note
+    [seeds] = [line for line in changed.page.sections[0] if line.label == "training seeds"]
+    assert seeds.strong == "3"
 
 
 def test_one_training_seed_says_nothing_about_others(tmp_path: Path) -> None:
