@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -89,9 +88,6 @@ def _record(
     from rl_eval.recording.video import record_videos
     from rl_eval.records.plain import plain
 
-    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # Without sound hardware, ALSA would print errors.
-    if not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
-        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # Without a display, SDL would print an error.
     chosen = [f"episode:{recorded_episode(result, index).index}" for index in indices]
     videos = record_videos(result, chosen, folder, max_videos=len(chosen), fps=fps, max_frames=max_frames, trust=True)
     notes, lines, described = [], [], []

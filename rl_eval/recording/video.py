@@ -320,6 +320,19 @@ class Video:
         return replace(self, path=path)
 
 
+@contextmanager
+def _without_devices() -> Iterator[None]:
+    """Let SDL use no sound device and, without a display, no video device: it would print errors about absent ones."""
+    names = ["SDL_AUDIODRIVER", *(() if any(map(os.environ.get, _DISPLAYS)) else ("SDL_VIDEODRIVER",))]
+    added = dict.fromkeys((name for name in names if name not in os.environ), "dummy")
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
 def record_episode(
     runner: Runner,
     recorded: npt.NDArray[np.void],
@@ -356,6 +369,7 @@ def record_episode(
         )
     camera = _Camera(max_frames)
     with (
+        _without_devices(),
         rendering_sibling(runner, "rgb_array", timeout_s, camera) as sibling,
         tempfile.TemporaryDirectory(prefix="rl_eval-") as folder,
     ):

@@ -151,7 +151,8 @@ def headlines(result: EvalResult, *, brief: bool = False) -> list[Line]:
     for name, mean, interval, write in mean_returns(result):
         ends = interval_text(interval, write, brief=brief)
         if brief and result.num_missing and not interval.exists and not name:
-            ends = "no interval without return_bounds"  # The line of the episodes has the number of failed ones.
+            ends = "no interval without return_bounds"
+            ends = f"mean over the {counted(result.aggregates.count, 'completed episode')}; {ends}"
         lines.append(Line(f"return of {name}" if name else "mean return", write(mean), ends))
     return lines
 

@@ -1,5 +1,6 @@
 """Environments whose frames are known, for videos and windows."""
 
+import os
 import sys
 from collections import Counter
 from typing import ClassVar
@@ -55,6 +56,7 @@ class Painted(gym.Env):
 
     def render(self):
         EVENTS["render", self.render_mode] += 1
+        EVENTS["sound", os.environ.get("SDL_AUDIODRIVER")] += 1
         if self.broken_at == self.steps:
             raise RuntimeError("the renderer broke")
         height, width = self.size

@@ -279,10 +279,12 @@ def test_the_messages_about_objects_are_word_for_word() -> None:
     lock = threading.Lock()
     with refused(ConfigError, "environment.env") as unpicklable:
         pickled_settings(EvalConfig().environment(lambda: lock).build(), None)
-    with refused(ConfigError, "environment.env") as live:
-        EvalConfig().environment(gym.make("CartPole-v1")).runners(num_runners=2).build()
+    kind = type("MyEnv", (type(gym.make("CartPole-v1").unwrapped),), {})
+    with refused(ConfigError, "env") as live:
+        evaluate(kind(), "random", num_episodes=1)
+    assert evaluate(gym.make("CartPole-v1"), "random", num_episodes=1).status == "complete"
     assert f"error: {unpicklable.value}\n" in page
-    assert f"error: {live.value}\n" in page
+    assert f"`{live.value.problem}`. {live.value.fix}" in page.replace("`lambda: MyEnv()`", "lambda: MyEnv()")
 
 
 # ------------------------------------------------------------------------------ links

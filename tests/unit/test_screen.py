@@ -114,6 +114,14 @@ def test_what_is_unusual_has_a_line(place):
     assert any(line.startswith("note") for line in lines)
 
 
+def test_a_mean_without_the_failed_episodes_says_so(place):
+    outcome = call("run", "toy.yaml", "--output", "faulty", *faulty(1, 0.4))
+    result = load("faulty")
+    assert 0 < result.num_failed < len(result.plan)
+    text = f"mean over the {result.aggregates.count} completed episodes"
+    assert [text in line for line in outcome.stdout.splitlines() if "mean return" in line] == [True, True]
+
+
 def test_quiet_is_one_line_with_short_notes(place):
     lines = call(
         "run", "toy.yaml", "-o", "quiet", "-q", "--set", "environment.env=cli_toys:unstable"

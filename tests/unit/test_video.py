@@ -2,6 +2,7 @@
 
 import importlib.util
 import itertools
+import os
 import queue
 import random
 import re
@@ -85,6 +86,19 @@ def test_a_video_has_the_frame_of_the_reset_and_one_per_step(toys):
         assert len(frames) == video.frames == result.table.record(video.index).length + 1
         assert [round(float(frame.mean()) / 5) for frame in frames] == list(range(len(frames)))
         assert frames[0].shape == (32, 48, 3) == (video.height, video.width, 3)
+
+
+@pytest.mark.parametrize("driver", [None, "alsa"])
+def test_a_video_opens_no_sound_device(toys, monkeypatch, driver):
+    """Unless a driver is set; and the variables of the process stay as they were."""
+    monkeypatch.delenv("SDL_AUDIODRIVER", raising=False)
+    if driver:
+        monkeypatch.setenv("SDL_AUDIODRIVER", driver)
+    result = evaluate(config())
+    before = dict(os.environ)
+    recorded(result)
+    assert {key for name, key in toys.EVENTS if name == "sound"} == {driver or "dummy"}
+    assert dict(os.environ) == before
 
 
 def test_a_video_of_cartpole(tmp_path):
