@@ -53,7 +53,7 @@ _YOUNG_S: Final = 60.0
 """Minimum seconds since the last change of an abandoned folder without a stack file, or of another machine's process.
 A runner may be creating it, or a node agent may be about to read it."""
 
-Cause = Literal["deadline", "stopped", "signal", "vanished"]
+EndCause = Literal["deadline", "stopped", "signal", "vanished"]
 
 
 class LaneEntry(NamedTuple):
@@ -95,7 +95,7 @@ class Moment:
 class CrashReport:
     """Findings about a runner that died or was terminated."""
 
-    cause: Cause
+    cause: EndCause
     """Cause of the end: ``deadline`` (a deadline passed), ``stopped`` (the process was stopped, such as by SIGSTOP),
     ``signal`` (a recorded fatal signal) or ``vanished`` (no cause is recorded)."""
     moment: Moment | None

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from rl_eval.supervision.flight_recorder import STACK_SIGNAL, Cause, CrashReport, Moment, read_moment
+from rl_eval.supervision.flight_recorder import STACK_SIGNAL, CrashReport, EndCause, Moment, read_moment
 from rl_eval.supervision.orphan_reaper import OrphanReaper
 from rl_eval.supervision.processes import ProcessInfo, end_runner, erase_recordings, living, send_signal
 
@@ -222,7 +222,7 @@ def _examine(process_info: ProcessInfo, overdue: str) -> CrashReport:
     return CrashReport(cause, moment, seconds, detail, stack, socket.gethostname())
 
 
-def _cause(stopped: bool, overdue: str, stack: str) -> tuple[Cause, str]:
+def _cause(stopped: bool, overdue: str, stack: str) -> tuple[EndCause, str]:
     if stopped:
         return "stopped", "the process was stopped by a signal"
     if overdue:

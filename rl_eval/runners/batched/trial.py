@@ -14,7 +14,7 @@ from rl_eval.policies.inference.device_arrays import numpy_of
 from rl_eval.records.episode import EpisodeSpec
 from rl_eval.runners.batched.simulator import BatchSimulator
 
-Rows = list[bytes]
+_Rows = list[bytes]
 """Content of each slot."""
 
 WITHOUT_RESTARTS: Final = (
@@ -28,11 +28,11 @@ _STEPS: Final = 4
 class _Course(NamedTuple):
     """First steps of some episodes, with or without a restart of the last slot."""
 
-    starts: Rows
+    starts: _Rows
     """First observations."""
-    alone: Rows
+    alone: _Rows
     """First observation of the last slot, started alone; empty without a restart."""
-    steps: list[list[Rows]]
+    steps: list[list[_Rows]]
     """Rewards, observations and last observations of each step. They are empty in slots without them."""
 
 
@@ -81,13 +81,13 @@ def _play(simulator: BatchSimulator, specs: Sequence[EpisodeSpec], *, restart: b
     return course
 
 
-def _rows(values: Any) -> Rows:
+def _rows(values: Any) -> _Rows:
     """Return the content of each row of some arrays."""
     leaves = [numpy_of(leaf) for leaf in tree.flatten(values)]
     return [b"".join(row.tobytes() for row in rows) for rows in zip(*leaves, strict=True)]
 
 
-def _different(one: Rows, other: Rows) -> int | None:
+def _different(one: _Rows, other: _Rows) -> int | None:
     """Return the first slot that differs; None if all are equal."""
     return next((slot for slot, (ours, theirs) in enumerate(zip(one, other, strict=True)) if ours != theirs), None)
 
