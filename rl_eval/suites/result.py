@@ -201,9 +201,9 @@ class SuiteResult(Printed):
         done = sum(state.status == "complete" for state in self.cells)
         lines = [Line("cells", f"{done:,}", f"of {len(self.cells):,} complete")]
         sizes = {*Counter((run.task, run.policy) for run in self._runs).values()}
-        if self.definition.aggregate.unit == "run" and max(sizes) < MANY:
-            wide = "per task and policy: so few that an interval may exceed the range of scores, unless return_bounds is set"
-            lines.append(Line("training seeds", " to ".join(map(str, sorted({min(sizes), max(sizes)}))), wide))
+        if self.definition.aggregate.unit == "run" and 0 < max(sizes, default=0) < MANY:
+            few = "so few that intervals may exceed the range of scores, unless return_bounds is set"
+            lines.append(Line("training seeds", " to ".join(map(str, sorted({min(sizes), max(sizes)}))), few))
         shown = {name: table for name, table in self.tables.items() if isinstance(table, Table)}
         tables = [table.page_table(TITLES[name]) for name, table in shown.items() if name not in ("profiles", "curves")]
         cells = PageTable("Cells", _HEADINGS, [_row(state) for state in listed], folded=True)
