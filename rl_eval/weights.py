@@ -546,11 +546,14 @@ def _tensors_of(module: torch.nn.Module) -> tuple[dict[str, torch.Tensor], set[s
     return tensors, tensors.keys() - volatile
 
 
+_SAME: Final = "Pass weights of this policy, or build the policy as in its training (policy.policy_kwargs)."
+
+
 def _check_names(given: Any, known: Any, required: set[str]) -> None:
     if missing := sorted(required - set(given)):
-        raise WeightsError(f"weights lack {_some(missing)}, which the policy has", key=missing[0])
+        raise WeightsError(f"weights lack {_some(missing)}, which the policy has", key=missing[0], fix=_SAME)
     if unknown := sorted(set(given) - set(known)):
-        raise WeightsError(f"weights have {_some(unknown)}, which are missing in the policy", key=unknown[0])
+        raise WeightsError(f"weights have {_some(unknown)}, which are missing in the policy", key=unknown[0], fix=_SAME)
 
 
 def _check_tensor(name: str, entry: TensorEntry, target: torch.Tensor) -> None:
@@ -563,7 +566,8 @@ def _check_tensor(name: str, entry: TensorEntry, target: torch.Tensor) -> None:
     dtype, shape = _dtype(target), tuple(target.shape)
     if (entry.dtype, entry.shape) != (dtype, shape):
         ours, theirs = f"{entry.dtype} of shape {entry.shape}", f"{dtype} of shape {shape}"
-        raise WeightsError(f"weights {name!r} are {ours}, but the policy's are {theirs}", key=name, value=ours)
+        problem = f"weights {name!r} are {ours}, but the policy's are {theirs}"
+        raise WeightsError(problem, key=name, value=ours, fix=_SAME)
 
 
 def _dtype(tensor: torch.Tensor) -> str:

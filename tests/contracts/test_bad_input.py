@@ -53,6 +53,7 @@ def test_weights_that_do_not_fit(config: EvalConfig, change: Any, key: str, part
         with refused(WeightsError, key) as caught:
             group.sync_weights(bad, version=8)
         assert all(part in str(caught.value) for part in (f"'{key}'", *parts))
+        assert "policy.policy_kwargs" in caught.value.fix
         assert group.weights_version == 7
         after = group.evaluate()
     assert after.fingerprint == before.fingerprint
