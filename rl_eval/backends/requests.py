@@ -96,6 +96,6 @@ def _checked(runner: Runner, report: Any) -> RunReport:
     """
     if not isinstance(report, RunReport):
         problem = f"{type(runner).__name__}.run() returned {report!r}, not a RunReport"
-        fix = "End run() with: return self._report()."
+        fix = "End run() with: return self.report()."
         raise ConfigError(problem, key=f"{type(runner).__name__}.run", value=report, fix=fix)
     return report

@@ -9,27 +9,30 @@ and where the episode runs again.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import gymnasium as gym
 import numpy as np
+import numpy.typing as npt
 from typing_extensions import override
 
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import EnvError
-from rl_eval.records.episode import PROGRESS, FaultCause, Phase, RunReport, first_seen
-from rl_eval.runners.core import RunnerCore
+from rl_eval.records.episode import PROGRESS, Phase, RunReport
+from rl_eval.runners.core import Attempt, RunnerCore
 from rl_eval.runners.environment import attribute_of, check_condition_keys, construct_env, takes_context, time_limit
 from rl_eval.runners.lane import Lane
 from rl_eval.runners.observers import Factory
 from rl_eval.runners.values import broken_step, read_reset
 from rl_eval.supervision.caller import survivable
-from rl_eval.supervision.flight_recorder import CLOSE, CONSTRUCT, NOW, RESET, SINCE
+from rl_eval.supervision.flight_recorder import ACT, CLOSE, CONSTRUCT, NOW, RESET, SINCE, FlightRecorder
 
 Result = TypeVar("Result")
+_ACTING: Final = FlightRecorder.mark(ACT, 0)
+"""State in the flight recorder during a call of the policy."""
 
 
 class EvalRunner(RunnerCore):
@@ -48,7 +51,7 @@ class EvalRunner(RunnerCore):
     def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
         num_keys = len(self._info_keys(settings))
         lanes, sensor = range(self.facts.lanes(settings)), self._new_sensor()
-        self._lanes = [Lane(index, num_keys, self._observed, sensor) for index in lanes]
+        self.slots = [Lane(index, num_keys, self._observed, sensor) for index in lanes]
         self._renewing = settings.environment.env_reuse == "episode"
         self._spent = 0
         """Number of lanes that may not begin an attempt before the next report."""
@@ -79,7 +82,7 @@ class EvalRunner(RunnerCore):
     @override
     def observe(self, factories: Mapping[str, Factory]) -> None:
         super().observe(factories)
-        for lane in self._lanes:
+        for lane in self.slots:
             lane.watch()
 
     def foreach_env(self, function: Callable[[Any], Result]) -> list[Result]:
@@ -88,48 +91,72 @@ class EvalRunner(RunnerCore):
         The runner builds the environment of the first slot at the start. It builds the environment of any other slot
         before the slot's first episode. If a function changes an environment, results depend on the time of the call.
         """
-        return [function(lane.env) for lane in self._lanes if lane.env is not None]
+        return [function(lane.env) for lane in self.slots if lane.env is not None]
 
     @override
     def stop(self) -> None:
-        for lane in self._lanes:
+        for lane in self.slots:
             while lane.env is not None or lane.spare is not None:
                 self._close(lane)
         self._drop_policy()
 
     # ------------------------------------------------------------------ episodes
 
-    @property
     @override
-    def _busy(self) -> bool:
-        return any(lane.lease is not None for lane in self._lanes)
+    def _live_slots(self) -> list[int]:
+        return [lane.index for lane in self.slots if lane.lease is not None]
 
     @override
-    def _drop_live(self) -> None:
-        for lane in self._lanes:
-            if lane.lease is not None:
-                self._pending.returned.append(lane.lease.index)
-                self._pending.count(lane.length, lane.step_seconds)
-                self._free(lane)
+    def _attempt(self, slot: int) -> Attempt | None:
+        lane = self.slots[slot]
+        return None if lane.lease is None else Attempt(lane.lease, lane.length, lane.started)
 
-    def _expire(self) -> None:
-        """End attempts that exceed their wall-clock limit. Check ten times a second, between steps."""
-        limit = self.settings.fault_tolerance.episode_timeout_s
-        now = perf_counter()
-        if limit is None or now < self._next_expiry:
-            return
-        self._next_expiry = now + 0.1
-        for lane in self._lanes:
-            if lane.lease is not None and now - lane.started > limit:
-                self._fault(lane, "timeout", "run", self._overdue(now - lane.started, lane.lease.index))
+    @override
+    def _spoil(self, slot: int) -> None:
+        self.slots[slot].stale = True
 
-    def _begin(self, lane: Lane) -> bool:
+    def begin(self, lane: Lane) -> bool:
         """Try to start the next queued attempt in a free lane; return whether the attempt started."""
-        lane.lease = self._queue.popleft()
+        lane.lease = self.queue.popleft()
         return self._try_env_reset(lane)
 
+    def choose_actions(self) -> Iterable[tuple[Lane, Any]]:
+        """Ask the policy for an action of every live slot; return pairs of slot and action.
+
+        Attempts that exceed their time limit, or have a NaN observation, end before. A failure of the policy ends the
+        attempt for which it failed.
+        """
+        if perf_counter() >= self._next_expiry:
+            self._expire()
+        self._reject_nan()
+        live = [lane.index for lane in self.slots if lane.lease is not None]
+        if not live:
+            return ()
+        started = perf_counter()
+        self._clock[SINCE] = started
+        self._cells[NOW] = _ACTING
+        inference = self._inference
+        inference.ask(live)
+        rows, actions, errors = inference.answered()
+        seconds = perf_counter() - started
+        self._pending.inference_seconds += seconds
+        self._inference_clock += seconds / len(live)
+        for row, error in errors.items():
+            self.fail(row, "policy", "act", error)
+        if len(rows) == len(self.slots) and not errors:
+            return zip(self.slots, actions, strict=False)
+        return iter([(self.slots[row], actions[row]) for row in rows if row not in errors])
+
+    def step(self, lane: Lane, action: Any) -> bool:
+        """Step the environment of a slot; return whether its attempt continues."""
+        self._turn_started = started = perf_counter()
+        alive = self._try_env_step(lane, action)
+        if alive:
+            lane.step_seconds += perf_counter() - started
+        return alive
+
     @staticmethod
-    def _may_begin(lane: Lane) -> bool:
+    def may_begin(lane: Lane) -> bool:
         """Whether a lane is free to begin an attempt.
 
         The outcome of an attempt must be reported before the environment is closed: ``close`` may hang or kill the
@@ -167,7 +194,7 @@ class EvalRunner(RunnerCore):
             observation = read_reset(lane.reset(**spec.reset_arguments))
             self._write_observation(lane.index, observation)
         except survivable() as error:
-            self._fault(lane, "env", phase, error)
+            self.fail(lane.index, "env", phase, error)
             return False
         lane.reset_seconds = perf_counter() - reset_started
         self._pending.reset_seconds += lane.reset_seconds
@@ -214,7 +241,7 @@ class EvalRunner(RunnerCore):
                     return False
             self._write_observation(lane.index, observation)
         except survivable() as error:
-            self._fault(lane, "env", "step", error)
+            self.fail(lane.index, "env", "step", error)
             return False
         return True
 
@@ -230,35 +257,6 @@ class EvalRunner(RunnerCore):
         lane.step_seconds += perf_counter() - self._turn_started
         self._write_row(lane, terminated, truncated)
 
-    def _fault(self, lane: Lane, cause: FaultCause, phase: Phase, error: BaseException) -> None:
-        """Record a fault and end the attempt. The group decides where the episode runs again."""
-        assert lane.lease is not None
-        self._add_fault(lane.lease, (cause, phase, lane.length), error, perf_counter() - lane.started)
-        self._pending.count(lane.length, lane.step_seconds)
-        lane.stale = lane.stale or cause != "policy"
-        self._free(lane)
-
-    def _note_observation(self, row: int, text: str, shown: str) -> None:
-        """Add a note on the observation of a lane."""
-        lane = self._lanes[row]
-        assert lane.lease is not None
-        self._pending.note(first_seen(text, lane.lease.index, lane.length, shown))
-
-    def _charge_policy(self, lane: Lane, error: BaseException) -> None:
-        """Record a fault of the policy in a lane."""
-        # The row stays in the batch until the lane's next attempt. It must not make the policy fail a second time.
-        self._inference.observations.clear(lane.index)
-        self._fault(lane, "policy", "act", error)
-
-    def _reject_nan(self) -> None:
-        """Record a fault for each environment with a NaN or infinite observation, before the policy sees it."""
-        observations, live = self._inference.observations, self._inference.live
-        for row in observations.nonfinite_rows(live):
-            lane, text = self._lanes[row], observations.describe_nonfinite(row)
-            observations.clear(row)
-            self._fault(lane, "env", "step" if lane.length else "reset", EnvError(text, key="observation"))
-        observations.look_outside(live)
-
     def _write_row(self, lane: Lane, terminated: bool, truncated: bool) -> None:
         assert lane.lease is not None
         pending = self._pending
@@ -273,16 +271,20 @@ class EvalRunner(RunnerCore):
         )
         pending.rows.append(row)
         pending.infos.append(lane.info)
-        pending.count(lane.length, lane.step_seconds)
         if lane.observed is not None:
             pending.keep(
                 lane.lease.index, lane.observed.complete(row, partial(self._record, lane.lease, row, lane.info))
             )
-        self._lifetime["episodes"] += 1
-        self._free(lane)
+        self._free([lane.index])
 
-    def _free(self, lane: Lane) -> None:
+    @override
+    def _free(self, slots: Sequence[int]) -> None:
+        for slot in slots:
+            self._end(self.slots[slot])
+
+    def _end(self, lane: Lane) -> None:
         assert lane.lease is not None
+        self._pending.count(lane.length, lane.step_seconds)
         lane.stale = lane.stale or self._renewing or lane.lease.how.fresh
         if lane.trace is not None:
             lane.end_trace()
@@ -304,23 +306,18 @@ class EvalRunner(RunnerCore):
                 # A broken close() is not a fault of an episode, and the environment is dropped in any case.
                 self._lifetime["close_errors"] += 1
 
-    def _report(self) -> RunReport:
-        """Return a report of everything since the last report."""
-        self._recorder.idle()
+    @override
+    def report(self) -> RunReport:
         self._spent = 0
-        for lane in self._lanes:
+        for lane in self.slots:
             lane.unreported = False
-        inference, live = self._inference, [lane for lane in self._lanes if lane.lease is not None]
-        report = self._pending.take(
-            np.array([lane.progress() for lane in live], PROGRESS),
-            sum(lane.step_seconds for lane in live),
-            self._weights_version,
-            inference,
-            self._read_sweeps(),
-        )
-        self._lifetime["env_steps"] += report.env_steps
-        inference.forget_notes()
-        return report
+        return super().report()
+
+    @override
+    def _progress(self) -> tuple[npt.NDArray[np.void], float]:
+        live = [lane for lane in self.slots if lane.lease is not None]
+        progress = np.array([lane.progress() for lane in live], PROGRESS)
+        return progress, sum(lane.step_seconds for lane in live)
 
     # ------------------------------------------------------------------ construction
 
@@ -329,7 +326,7 @@ class EvalRunner(RunnerCore):
         started = perf_counter()
         env = self.make_env(lane_index)
         seconds = perf_counter() - started
-        for lane in self._lanes:
+        for lane in self.slots:
             lane.started += seconds  # Construction does not count as time of an episode.
         self._pending.tracing.constructed(seconds)
         self._note_limit(time_limit(env))
@@ -349,5 +346,5 @@ class EvalRunner(RunnerCore):
         """Build the first lane's environment and return its spaces."""
         env = self._first_built(partial(self._construct, 0))
         check_condition_keys(self.settings.evaluation.conditions, attribute_of(env, "condition_keys"))
-        self._lanes[0].attach(env)
+        self.slots[0].attach(env)
         return env.observation_space, env.action_space

@@ -12,9 +12,12 @@ import socket
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
 from typing_extensions import Self
 
 from rl_eval.config.references import named_factories
@@ -34,6 +37,7 @@ from rl_eval.records.episode import (
     Phase,
     RunReport,
     Truncation,
+    first_seen,
     record_of,
 )
 from rl_eval.records.generators import GeneratorSensor
@@ -52,6 +56,16 @@ if TYPE_CHECKING:
     from rl_eval.policies.inference.sweep_log import SweepLog
 
 Result = TypeVar("Result")
+
+
+class Attempt(NamedTuple):
+    """Live attempt of a slot."""
+
+    lease: Lease
+    length: int
+    """Number of steps so far."""
+    started: float
+    """Reading of ``perf_counter`` at its start."""
 
 
 class RunnerCore(abc.ABC):
@@ -79,13 +93,13 @@ class RunnerCore(abc.ABC):
 
     def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
         # At most 30 attributes, including those of a subclass. With more, CPython looks up each one in a dict, which
-        # adds 5 % to the time that the runner itself needs for a step.
+        # adds to the time that the runner itself needs for a step (``python -m benchmarks.attributes``).
         self.settings = settings
         learn(settings.model_dump())  # This process redacts its secrets in errors and reports.
         self.runner_index = runner_index
         self._pending = PendingReport(self._info_keys(settings), metric_functions(settings.evaluation))
         self._values = ValueReader(self._pending.info_keys, settings.evaluation, self._pending.note)
-        self._queue: deque[Lease] = deque()
+        self.queue: deque[Lease] = deque()
         self._max_steps = settings.evaluation.max_episode_steps or math.inf
         self._gamma = settings.evaluation.gamma
         self._discounting = self._gamma != 1.0
@@ -138,13 +152,40 @@ class RunnerCore(abc.ABC):
         """Build an environment and return its spaces."""
 
     @property
-    @abc.abstractmethod
     def _busy(self) -> bool:
         """Whether an episode or a block is live."""
+        return bool(self._units())
 
     @abc.abstractmethod
-    def _drop_live(self) -> None:
-        """End all live attempts without a fault. The next report gives their leases back."""
+    def _live_slots(self) -> Sequence[int]:
+        """Return the slots with a live attempt, in ascending order."""
+
+    @abc.abstractmethod
+    def _attempt(self, slot: int) -> Attempt | None:
+        """Return the live attempt of a slot; None if the slot is free."""
+
+    @abc.abstractmethod
+    def _progress(self) -> tuple[npt.NDArray[np.void], float]:
+        """Return the progress of the live attempts, and the seconds that their steps took."""
+
+    @abc.abstractmethod
+    def _free(self, slots: Sequence[int]) -> None:
+        """End the attempts of these slots, and count their steps."""
+
+    def _units(self) -> Sequence[int]:
+        """Return one slot of each live lease. A lease of a block has many slots."""
+        return self._live_slots()
+
+    def _held(self, slot: int) -> Attempt | None:
+        """Return the attempt of the lease that a slot works for; None if there is none."""
+        return self._attempt(slot)
+
+    def _drop(self, slot: int) -> None:
+        """End the attempt of the lease that a slot works for."""
+        self._free([slot])
+
+    def _spoil(self, slot: int) -> None:  # noqa: B027  # A simulator decides itself.
+        """Use the environment of a slot for no other attempt, because an attempt in it failed."""
 
     def make_policy(self, policy: Any = None) -> Policy:
         """Build the policy."""
@@ -239,7 +280,7 @@ class RunnerCore(abc.ABC):
 
     # ------------------------------------------------------------------ episodes
 
-    def _accept(self, leases: Sequence[Lease], reclaim: Sequence[int], abort: bool) -> bool:
+    def accept(self, leases: Sequence[Lease] = (), reclaim: Sequence[int] = (), abort: bool = False) -> bool:
         """Accept the leases and requests of one call.
 
         Returns:
@@ -261,11 +302,11 @@ class RunnerCore(abc.ABC):
                     f"{self.settings.policy.policy} draws the weights at random, so no other run can repeat this "
                     "result. Pass weights (policy.weights, --weights), or seed torch in the policy's factory"
                 )
-        self._queue.extend(leases)
+        self.queue.extend(leases)
         if reclaim:
             wanted = set(reclaim)
-            self._pending.returned += [lease.index for lease in self._queue if lease.index in wanted]
-            self._queue = deque(lease for lease in self._queue if lease.index not in wanted)
+            self._pending.returned += [lease.index for lease in self.queue if lease.index in wanted]
+            self.queue = deque(lease for lease in self.queue if lease.index not in wanted)
         return probing and self.settings.runners.num_runners > 1
 
     def _bound_to(self) -> dict[str, Any]:
@@ -318,9 +359,76 @@ class RunnerCore(abc.ABC):
         return EpisodeTimeout(text, key=key, value=limit, episode=index, runner=self.runner_index)
 
     def _abort(self) -> None:
-        self._pending.returned += [lease.index for lease in self._queue]
-        self._queue.clear()
+        self._pending.returned += [lease.index for lease in self.queue]
+        self.queue.clear()
         self._drop_live()
+
+    def _drop_live(self) -> None:
+        """End all live attempts without a fault. The next report gives their leases back."""
+        for slot in self._units():
+            if (attempt := self._held(slot)) is not None:
+                self._pending.returned.append(attempt.lease.index)
+                self._drop(slot)
+
+    def _expire(self) -> None:
+        """End attempts that exceed their wall-clock limit. Check ten times a second, between steps."""
+        now = perf_counter()
+        if now < self._next_expiry:
+            return
+        self._next_expiry, limit = now + 0.1, self.settings.fault_tolerance.episode_timeout_s or math.inf
+        for slot in self._live_slots():
+            if (attempt := self._attempt(slot)) is not None and now - attempt.started > limit:
+                self.fail(slot, "timeout", "run", self._overdue(now - attempt.started, attempt.lease.index))
+
+    def _reject_nan(self) -> None:
+        """Record a fault for each attempt with a NaN or infinite observation, before the policy sees it."""
+        observations, live = self._inference.observations, self._inference.live
+        for slot in observations.nonfinite_rows(live):
+            error = EnvError(observations.describe_nonfinite(slot), key="observation")
+            observations.clear(slot)
+            if (attempt := self._attempt(slot)) is not None:  # Otherwise its block has failed.
+                self._fail_alone(slot, "step" if attempt.length else "reset", error)
+        observations.look_outside(live)
+
+    def _note_observation(self, slot: int, text: str, shown: str) -> None:
+        """Add a note on the observation of a slot."""
+        if (attempt := self._attempt(slot)) is not None:
+            self._pending.note(first_seen(text, attempt.lease.index, attempt.length, shown))
+
+    def fail(self, slot: int, cause: FaultCause, phase: Phase, error: BaseException, *, charged: bool = True) -> None:
+        """Record a fault and end the attempt. The group decides where the episode runs again.
+
+        Args:
+            slot: Slot of the attempt.
+            cause: Cause of the fault.
+            phase: Call that failed.
+            error: The original error.
+            charged: False if other episodes may have caused the error.
+        """
+        if (attempt := self._held(slot)) is None:
+            return
+        if cause == "policy":
+            # The row stays in the batch until the slot's next attempt. It must not make the policy fail a second time.
+            self._inference.observations.clear(slot)
+        else:
+            self._spoil(slot)
+        place = cause, phase, attempt.length
+        self._add_fault(attempt.lease, place, error, perf_counter() - attempt.started, charged=charged)
+        self._drop(slot)
+
+    def _fail_alone(self, slot: int, phase: Phase, error: EnvError) -> None:
+        """Record the fault of an episode whose slot returned an invalid value."""
+        self.fail(slot, "env", phase, error)
+
+    def report(self) -> RunReport:
+        """Return a report of everything since the last report."""
+        self._recorder.idle()
+        inference = self._inference
+        report = self._pending.take(*self._progress(), self._weights_version, inference, self._read_sweeps())
+        self._lifetime["episodes"] += len(report.rows)
+        self._lifetime["env_steps"] += report.env_steps
+        inference.forget_notes()
+        return report
 
     def _row(
         self,

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Final, TypeVar, final
 
 import cloudpickle
 import gymnasium as gym
-import numpy as np
 from typing_extensions import override
 
 from rl_eval.config.settings import EvalSettings
@@ -72,15 +71,15 @@ class SubprocessEvalRunner(EvalRunner):
         self, leases: Sequence[Lease] = (), budget_s: float = 0.1, reclaim: Sequence[int] = (), abort: bool = False
     ) -> RunReport:
         deadline = perf_counter() + budget_s
-        if self._accept(leases, reclaim, abort):
-            return self._report()
+        if self.accept(leases, reclaim, abort):
+            return self.report()
         patience = _LEAST_WAIT_S
         while True:
             self._enforce_deadlines()
             self._refill()
             self._act()
             if not any(slot.busy for slot in self._slots):
-                if not (self._queue or self._asking):
+                if not (self.queue or self._asking):
                     break
             else:
                 self._receive(max(deadline - perf_counter(), patience))
@@ -90,17 +89,17 @@ class SubprocessEvalRunner(EvalRunner):
                 self._refill()
                 self._act()
                 break
-        return self._report()
+        return self.report()
 
     def _refill(self) -> None:
         """Send the resets of queued episodes to free slots."""
-        for lane in self._lanes if self._queue else ():
-            if self._queue and lane.lease is None and not self._slots[lane.index].busy:
-                self._begin(lane)
+        for lane in self.slots if self.queue else ():
+            if self.queue and lane.lease is None and not self._slots[lane.index].busy:
+                self.begin(lane)
 
-    def _begin(self, lane: Lane) -> bool:
+    def begin(self, lane: Lane) -> bool:
         """Send the reset of the next queued attempt. The attempt starts when the reply comes."""
-        lane.lease = self._queue.popleft()
+        lane.lease = self.queue.popleft()
         lane.begin(self._inference_clock)
         if lane.stale or lane.lease.how.fresh:  # The process never has two environments.
             self._close(lane)
@@ -114,22 +113,21 @@ class SubprocessEvalRunner(EvalRunner):
         """Choose actions for all slots that wait for one, and send them."""
         self._expire()
         self._reject_nan()
-        waiting = [self._lanes[index] for index in sorted(self._asking) if self._lanes[index].lease is not None]
+        waiting = [self.slots[index] for index in sorted(self._asking) if self.slots[index].lease is not None]
         self._asking.clear()
         if not waiting:
             return
-        ready = np.zeros(len(self._inference.live), bool)
-        ready[[lane.index for lane in waiting]] = True
         started = perf_counter()
-        actions, errors = self._inference.act_on(ready)
+        self._inference.ask([lane.index for lane in waiting])
+        rows, actions, errors = self._inference.answered()
         seconds = perf_counter() - started
         self._pending.inference_seconds += seconds
-        self._inference_clock += seconds / sum(lane.lease is not None for lane in self._lanes)
-        for lane in waiting:
-            if lane.index in errors:
-                self._charge_policy(lane, errors[lane.index])
+        self._inference_clock += seconds / sum(lane.lease is not None for lane in self.slots)
+        for row in rows:
+            if row in errors:
+                self.fail(row, "policy", "act", errors[row])
             else:
-                self._send_action(lane, actions[lane.index])
+                self._send_action(self.slots[row], actions[row])
 
     def _send_action(self, lane: Lane, action: Any) -> None:
         # Other slots act before the reply comes, so keep a copy of the values for observers.
@@ -141,7 +139,7 @@ class SubprocessEvalRunner(EvalRunner):
 
     def _receive(self, timeout_s: float) -> None:
         """Wait for replies, and process those that have come."""
-        busy = [lane for lane in self._lanes if self._slots[lane.index].busy]
+        busy = [lane for lane in self.slots if self._slots[lane.index].busy]
         found = [lane for lane in busy if self._slots[lane.index].has_stash]
         if not found:
             lane_of: dict[Any, Lane] = {self._slots[lane.index].connection: lane for lane in busy}
@@ -175,16 +173,16 @@ class SubprocessEvalRunner(EvalRunner):
 
     def _starving(self) -> bool:
         """Whether to report early: half the slots are idle and no leases are queued."""
-        if self._queue or not self._pending:
+        if self.queue or not self._pending:
             return False
-        return 2 * sum(lane.lease is None for lane in self._lanes) >= len(self._lanes)
+        return 2 * sum(lane.lease is None for lane in self.slots) >= len(self.slots)
 
     # ------------------------------------------------------------------ deadlines
 
     def _enforce_deadlines(self) -> None:
         """Kill each process that exceeds a time limit, and record a fault of its episode."""
         now = perf_counter()
-        for lane, slot in zip(self._lanes, self._slots, strict=True):
+        for lane, slot in zip(self.slots, self._slots, strict=True):
             if not slot.busy:
                 continue
             if slot.abandoned:
@@ -219,11 +217,11 @@ class SubprocessEvalRunner(EvalRunner):
             episode=lane.lease.index,
             runner=self.runner_index,
         )
-        self._fault(lane, "timeout", phase, error)
+        self.fail(lane.index, "timeout", phase, error)
 
     @override
     def _expire(self) -> None:
-        for lane, slot in zip(self._lanes, self._slots, strict=True):
+        for lane, slot in zip(self.slots, self._slots, strict=True):
             if slot.constructing:
                 lane.started = perf_counter()  # Construction does not count as time of an episode.
         super()._expire()
@@ -234,12 +232,13 @@ class SubprocessEvalRunner(EvalRunner):
         self._asking.discard(lane.index)
         self._actions.pop(lane.index, None)
 
-    def _free(self, lane: Lane) -> None:
+    @override
+    def _end(self, lane: Lane) -> None:
         slot = self._slots[lane.index]
         if slot.busy:  # The attempt ends before its reply comes.
             slot.abandon()
         self._discard(lane)
-        super()._free(lane)
+        super()._end(lane)
 
     # ------------------------------------------------------------------ environments
 
@@ -258,7 +257,7 @@ class SubprocessEvalRunner(EvalRunner):
             env = self._numbered(lane_index)
             env.build()
         elif env.reply.phase == "construct":
-            if (lease := self._lanes[lane_index].lease) is not None and lease.how.fresh:
+            if (lease := self.slots[lane_index].lease) is not None and lease.how.fresh:
                 self._slots[lane_index].kill()  # A new process may be able to build the next environment.
             value_of(env.reply)
         return env  # type: ignore[no-any-return]
@@ -282,7 +281,7 @@ class SubprocessEvalRunner(EvalRunner):
         return [env.call(function) for env in self._envs()]
 
     def _envs(self) -> Iterator[SlotEnv]:
-        for lane in self._lanes:
+        for lane in self.slots:
             env: Any = lane.env
             if env is not None:
                 yield env

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from time import perf_counter
 from typing import Any, ClassVar, final
 
@@ -13,7 +13,7 @@ from rl_eval.records.episode import Lease, RunReport
 from rl_eval.runners.base import EvalRunner
 from rl_eval.runners.facts import RunnerFacts
 from rl_eval.runners.lane import Lane
-from rl_eval.supervision.flight_recorder import ACT, NOW, SINCE, FlightRecorder
+from rl_eval.supervision.flight_recorder import ACT
 
 
 class VectorEvalRunner(EvalRunner):
@@ -27,8 +27,7 @@ class VectorEvalRunner(EvalRunner):
 
     def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
         super().__init__(settings, runner_index, policy)
-        self._sweep: Iterator[tuple[Lane, Any]] | None = None
-        self._acting = FlightRecorder.mark(ACT, 0)
+        self._sweep: Iterable[tuple[Lane, Any]] | None = None
 
     @override
     def run(
@@ -37,51 +36,31 @@ class VectorEvalRunner(EvalRunner):
         deadline = perf_counter() + budget_s
         if abort:
             self._sweep = None
-        if self._accept(leases, reclaim, abort):
-            return self._report()
+        if self.accept(leases, reclaim, abort):
+            return self.report()
         while True:
             began = self._sweep is None and self._refill(deadline)
             # Every call begins an episode or takes a step, even with a budget of 0.
             if not began or perf_counter() < deadline:
-                self._sweep = self._sweep or self._choose_actions()
+                self._sweep = self._sweep or self.choose_actions() or None
                 if self._sweep is not None:
                     self._step(deadline)
-                elif not (self._queue and any(map(self._may_begin, self._lanes))):
+                elif not (self.queue and any(map(self.may_begin, self.slots))):
                     break
             if perf_counter() >= deadline or self._starving():
                 break
-        return self._report()
+        return self.report()
 
     def _refill(self, deadline: float) -> bool:
         """Start queued episodes in free lanes, until the deadline; return whether a start was tried."""
         began = False
-        for lane in self._lanes if self._queue else ():
-            if self._may_begin(lane):
-                self._begin(lane)
+        for lane in self.slots if self.queue else ():
+            if self.may_begin(lane):
+                self.begin(lane)
                 began = True
-                if not self._queue or perf_counter() >= deadline:
+                if not self.queue or perf_counter() >= deadline:
                     break
         return began
-
-    def _choose_actions(self) -> Iterator[tuple[Lane, Any]] | None:
-        """Run the policy on all live lanes; return pairs of lane and action, or None if no lane is live."""
-        self._expire()
-        self._reject_nan()
-        live = [lane for lane in self._lanes if lane.lease is not None]
-        if not live:
-            return None
-        started = perf_counter()
-        self._clock[SINCE] = started
-        self._cells[NOW] = self._acting
-        actions, errors = self._inference.act()
-        seconds = perf_counter() - started
-        self._pending.inference_seconds += seconds
-        self._inference_clock += seconds / len(live)
-        for row, error in errors.items():
-            self._charge_policy(self._lanes[row], error)
-        if len(live) == len(self._lanes) and not errors:
-            return zip(live, actions, strict=False)
-        return iter([(lane, actions[lane.index]) for lane in live if lane.index not in errors])
 
     def _step(self, deadline: float) -> None:
         """Step the lanes of the sweep, until the deadline."""
@@ -104,9 +83,9 @@ class VectorEvalRunner(EvalRunner):
 
         A lane is idle if no lease is left, or if its environment may be replaced only after the next report.
         """
-        if self._queue:
-            return 2 * self._spent >= len(self._lanes)
-        return bool(self._pending) and 2 * sum(lane.lease is None for lane in self._lanes) >= len(self._lanes)
+        if self.queue:
+            return 2 * self._spent >= len(self.slots)
+        return bool(self._pending) and 2 * sum(lane.lease is None for lane in self.slots) >= len(self.slots)
 
 
 @final
@@ -120,21 +99,21 @@ class SingleAgentEvalRunner(EvalRunner):
         self, leases: Sequence[Lease] = (), budget_s: float = 0.1, reclaim: Sequence[int] = (), abort: bool = False
     ) -> RunReport:
         deadline = perf_counter() + budget_s
-        if self._accept(leases, reclaim, abort):
-            return self._report()
-        lane = self._lanes[0]
-        while lane.lease is not None or self._queue:
-            if lane.lease is not None or (self._may_begin(lane) and self._begin(lane)):
+        if self.accept(leases, reclaim, abort):
+            return self.report()
+        lane = self.slots[0]
+        while lane.lease is not None or self.queue:
+            if lane.lease is not None or (self.may_begin(lane) and self.begin(lane)):
                 self._act_and_step()
-            if perf_counter() >= deadline or (lane.lease is None and not self._may_begin(lane)):
+            if perf_counter() >= deadline or (lane.lease is None and not self.may_begin(lane)):
                 break
-        return self._report()
+        return self.report()
 
     def _act_and_step(self) -> None:
         """Choose an action and step the environment."""
         self._expire()
         self._reject_nan()
-        lane = self._lanes[0]
+        lane = self.slots[0]
         if lane.lease is None:
             return
         started = perf_counter()
@@ -144,7 +123,7 @@ class SingleAgentEvalRunner(EvalRunner):
         self._inference_clock += acted - started
         self._pending.inference_seconds += acted - started
         if errors:
-            self._charge_policy(lane, errors[0])
+            self.fail(0, "policy", "act", errors[0])
             return
         self._turn_started = acted
         if self._try_env_step(lane, actions[0]):

@@ -97,33 +97,25 @@ class Textbook(EvalRunner):
         self, leases: Sequence[Lease] = (), budget_s: float = 0.1, reclaim: Sequence[int] = (), abort: bool = False
     ) -> RunReport:
         deadline = time.perf_counter() + self.budget(budget_s)
-        self._accept(leases, reclaim, abort)
-        lane = self._lanes[0]
-        while lane.lease is not None or self._queue:
-            if lane.lease is not None or (self._may_begin(lane) and self._begin(lane)):
+        self.accept(leases, reclaim, abort)
+        lane = self.slots[0]
+        while lane.lease is not None or self.queue:
+            if lane.lease is not None or (self.may_begin(lane) and self.begin(lane)):
                 self.turn()
             if time.perf_counter() >= deadline or not self.goes_on():
                 break
-        return self._report()
+        return self.report()
 
     def budget(self, budget_s: float) -> float:
         return budget_s
 
     def goes_on(self) -> bool:
-        lane = self._lanes[0]
-        return lane.lease is not None or self._may_begin(lane)
+        lane = self.slots[0]
+        return lane.lease is not None or self.may_begin(lane)
 
     def turn(self) -> None:
-        self.check()
-        lane = self._lanes[0]
-        if lane.lease is not None:
-            actions, errors = self._inference.act()
-            assert not errors
-            self._try_env_step(lane, actions[0])
-
-    def check(self) -> None:
-        self._expire()
-        self._reject_nan()
+        for slot, action in self.choose_actions():
+            self.step(slot, action)
 
 
 class Sound(Textbook):
@@ -133,25 +125,25 @@ class Sound(Textbook):
 class LosesAnEpisode(Textbook):
     """Never runs episode 0."""
 
-    def _accept(self, leases: Any, reclaim: Any, abort: bool) -> None:
-        super()._accept([lease for lease in leases if lease.index], reclaim, abort)
+    def accept(self, leases: Any, reclaim: Any, abort: bool) -> None:
+        super().accept([lease for lease in leases if lease.index], reclaim, abort)
 
 
 class RunsTwice(Textbook):
     """Reports episode 0 twice, the second time at the very end."""
 
-    def _accept(self, leases: Any, reclaim: Any, abort: bool) -> None:
-        super()._accept([*leases, *(lease for lease in leases if not lease.index)], reclaim, abort)
+    def accept(self, leases: Any, reclaim: Any, abort: bool) -> None:
+        super().accept([*leases, *(lease for lease in leases if not lease.index)], reclaim, abort)
 
 
 class OwnSeeds(Textbook):
     """Resets with other seeds than the leases', and hides it."""
 
-    def _accept(self, leases: Any, reclaim: Any, abort: bool) -> None:
-        super()._accept([reseeded(lease, lease.index) for lease in leases], reclaim, abort)
+    def accept(self, leases: Any, reclaim: Any, abort: bool) -> None:
+        super().accept([reseeded(lease, lease.index) for lease in leases], reclaim, abort)
 
-    def _report(self) -> RunReport:
-        report = super()._report()
+    def report(self) -> RunReport:
+        report = super().report()
         report.rows["seed"] = self.true_seeds(report.rows["index"])
         return report
 
@@ -164,10 +156,10 @@ class OwnSeeds(Textbook):
 class NewSeedPerAttempt(Textbook):
     """Rolls the dice again after a fault."""
 
-    def _begin(self, lane: Any) -> bool:
-        lease = self._queue.popleft()
-        self._queue.appendleft(reseeded(lease, lease.seed + lease.attempt - 1))
-        return super()._begin(lane)
+    def begin(self, lane: Any) -> bool:
+        lease = self.queue.popleft()
+        self.queue.appendleft(reseeded(lease, lease.seed + lease.attempt - 1))
+        return super().begin(lane)
 
 
 class IgnoresItsBudget(Textbook):
@@ -191,48 +183,48 @@ class KeepsState(Textbook):
 class ShowsNan(Textbook):
     """Lets the policy see what the environment should not have returned."""
 
-    def check(self) -> None:
-        self._expire()
+    def _reject_nan(self) -> None:
+        """Do nothing."""
 
 
 class NeverExpires(Textbook):
     """Forgets the timeout of episodes."""
 
-    def check(self) -> None:
-        self._reject_nan()
+    def _expire(self) -> None:
+        """Do nothing."""
 
 
 class ReclaimsLiveEpisodes(Textbook):
     """Ends live episodes that are reclaimed."""
 
-    def _accept(self, leases: Any, reclaim: Any, abort: bool) -> None:
-        super()._accept(leases, reclaim, abort or bool(reclaim))
+    def accept(self, leases: Any, reclaim: Any, abort: bool) -> None:
+        super().accept(leases, reclaim, abort or bool(reclaim))
 
 
 class ReclaimsNothing(Textbook):
     """Does not hear."""
 
-    def _accept(self, leases: Any, reclaim: Any, abort: bool) -> None:
-        super()._accept(leases, (), abort)
+    def accept(self, leases: Any, reclaim: Any, abort: bool) -> None:
+        super().accept(leases, (), abort)
 
 
 class AbortsTheQueueOnly(Textbook):
     """Leaves live lanes alone."""
 
     def _abort(self) -> None:
-        self._pending.returned += [lease.index for lease in self._queue]
-        self._queue.clear()
+        self._pending.returned += [lease.index for lease in self.queue]
+        self.queue.clear()
 
 
 class SwapsWeights(Textbook):
     """Takes weights at any time."""
 
     def set_weights(self, snapshot: Any) -> int:
-        lanes, self._lanes = self._lanes, []
+        lanes, self.slots = self.slots, []
         try:
             return super().set_weights(snapshot)
         finally:
-            self._lanes = lanes
+            self.slots = lanes
 
 
 class LeavesEnvironmentsOpen(Textbook):
@@ -245,16 +237,16 @@ class LeavesEnvironmentsOpen(Textbook):
 class ChargesNobody(Textbook):
     """Keeps the faults to itself."""
 
-    def _report(self) -> RunReport:
+    def report(self) -> RunReport:
         self._pending.faults.clear()
-        return super()._report()
+        return super().report()
 
 
 class ForgetsVersions(Textbook):
     """Stamps no version."""
 
-    def _report(self) -> RunReport:
-        report = super()._report()
+    def report(self) -> RunReport:
+        report = super().report()
         report.rows["weights_version"] = 0
         return report
 
@@ -262,9 +254,9 @@ class ForgetsVersions(Textbook):
 class CountsItsSlots(Textbook):
     """Has other episodes where it has more slots."""
 
-    def _accept(self, leases: Any, reclaim: Any, abort: bool) -> None:
-        shifted = [reseeded(lease, lease.seed + len(self._lanes) - 1) for lease in leases]
-        super()._accept(shifted, reclaim, abort)
+    def accept(self, leases: Any, reclaim: Any, abort: bool) -> None:
+        shifted = [reseeded(lease, lease.seed + len(self.slots) - 1) for lease in leases]
+        super().accept(shifted, reclaim, abort)
 
 
 class Crowded(VectorEvalRunner):
@@ -285,7 +277,7 @@ class HidesAStep(Textbook):
     """Takes the second step of every episode behind its observers' back."""
 
     def turn(self) -> None:
-        lane = self._lanes[0]
+        lane = self.slots[0]
         observed, lane.observed = lane.observed, None if lane.length == 1 else lane.observed
         super().turn()
         lane.observed = observed
@@ -348,15 +340,15 @@ class FailsWithItsObservers(Textbook):
 class SilencesItsObservers(Textbook):
     """Has no note of what they raise."""
 
-    def _report(self) -> RunReport:
-        return dataclasses.replace(super()._report(), notes=())
+    def report(self) -> RunReport:
+        return dataclasses.replace(super().report(), notes=())
 
 
 class ShowsReruns(Textbook):
     """Observes the determinism check as well."""
 
-    def _accept(self, leases: Any, reclaim: Any, abort: bool) -> None:
-        super()._accept([lease.with_how(again=False) for lease in leases], reclaim, abort)
+    def accept(self, leases: Any, reclaim: Any, abort: bool) -> None:
+        super().accept([lease.with_how(again=False) for lease in leases], reclaim, abort)
 
 
 BROKEN: dict[type[EvalRunner], str] = {

@@ -28,10 +28,10 @@ VALUES: Final = "tests/unit/test_values.py::test_an_observation_that_leaves_its_
 UNIT: Final = "tests/unit/test_runners.py::"
 MUTANTS: Final = {
     "does not discount": (BASE, "lane.discount *= self._gamma", "pass", SUMS),
-    "uses an environment after its fault": (BASE, 'lane.stale or cause != "policy"', "lane.stale", RETRIED),
+    "uses an environment after its fault": (CORE, "            self._spoil(slot)\n", "            pass\n", RETRIED),
     "gives back no queued lease": (
         CORE,
-        "self._queue = deque(lease for lease in self._queue if lease.index not in wanted)",
+        "self.queue = deque(lease for lease in self.queue if lease.index not in wanted)",
         "pass",
         f"{CONTRACT}test_reclaim_gives_back_only_what_has_not_started",
     ),
@@ -43,9 +43,9 @@ MUTANTS: Final = {
     ),
     "keeps the infos of the former episode": (LANE, "self.info = [float", "self.info = self.info or [float", SUMS),
     "checks time limits once": (
-        BASE,
-        "self._next_expiry = now + 0.1",
-        "self._next_expiry = now + 1e9",
+        CORE,
+        "self._next_expiry, limit = now + 0.1,",
+        "self._next_expiry, limit = now + 1e9,",
         f"{CONTRACT}test_an_endless_episode_runs_into_its_timeout",
     ),
     "stores no version of the weights": (
@@ -55,9 +55,9 @@ MUTANTS: Final = {
         f"{CONTRACT}test_rows_carry_the_version_of_the_weights",
     ),
     "shows NaN to the policy": (
-        BASE,
-        "for row in observations.nonfinite_rows(live):",
-        "for row in []:",
+        CORE,
+        "for slot in observations.nonfinite_rows(live):",
+        "for slot in []:",
         f"{CONTRACT}test_a_nan_observation_is_the_environments_fault",
     ),
     "records its own limit instead of a truncation": (
@@ -68,26 +68,26 @@ MUTANTS: Final = {
     ),
     "does not count dropped steps": (
         BASE,
-        "append(lane.lease.index)\n                self._pending.count(lane.length, lane.step_seconds)\n",
-        "append(lane.lease.index)\n",
+        "        self._pending.count(lane.length, lane.step_seconds)\n",
+        "",
         f"{CONTRACT}test_abort_gives_everything_back",
     ),
     "begins each attempt as the first": (
         BASE,
-        "lane.lease.seed, lane.lease.attempt)\n            obs",
-        "lane.lease.seed, 1)\n            obs",
+        "begin_episode(spec.position, spec.seed, attempt)",
+        "begin_episode(spec.position, spec.seed, 1)",
         RETRIED,
     ),
     "resets with another seed": (
         BASE,
-        "lane.reset(**lane.lease.spec.reset_arguments)",
-        "lane.reset(seed=lane.lease.seed + 1)",
+        "lane.reset(**spec.reset_arguments)",
+        "lane.reset(seed=spec.seed + 1)",
         f"{CONTRACT}test_rows_are_those_of_the_reference_loop",
     ),
     "attributes an error of the policy to the environment": (
         BASE,
-        'self._fault(lane, "policy", "act", error)',
-        'self._fault(lane, "env", "act", error)',
+        'self.fail(row, "policy", "act", error)',
+        'self.fail(row, "env", "act", error)',
         f"{CONTRACT}test_an_error_of_the_policy_is_its_own_fault",
     ),
     # No promise of the protocol.

@@ -175,7 +175,7 @@ def test_a_sensor_costs_nothing_after_the_first_episode() -> None:
     runner = VectorEvalRunner(settings, 0)
     runner.run((), 0.0)
     runner.run([Lease(EpisodePlan(8, 0)[index], 1) for index in range(2)], 60.0)
-    (lane,) = runner._lanes
+    (lane,) = runner.slots
     assert lane.step == lane.env.step  # type: ignore[union-attr]
     runner.stop()
 

@@ -109,7 +109,8 @@ def test_episodes_that_act_at_their_own_pace_are_those_that_act_together(lanes: 
             for lane in np.flatnonzero(ready):
                 inference.observations.write(int(lane), pool(200)[int(lane) + 20 * int(taken[lane])])
             if ready.any():
-                chosen, errors = inference.act_on(ready)
+                inference.ask(np.flatnonzero(ready).tolist())
+                _, chosen, errors = inference.answered()
                 assert not errors
                 actions |= {(int(lane), int(taken[lane])): int(chosen[lane]) for lane in np.flatnonzero(ready)}
                 taken += ready[:lanes]

@@ -120,8 +120,8 @@ def test_without_observers_a_step_is_the_environments_own(cls: Any) -> None:
 
     runner.run(leases_of(1), 60.0)
     runner.run(leases_of(3)[1:], 0.0)
-    assert runner._lanes[0].lease is not None
-    assert runner._lanes[0].step == envs[0].step
+    assert runner.slots[0].lease is not None
+    assert runner.slots[0].step == envs[0].step
 
 
 @pytest.mark.parametrize("observers", [["no_such:thing"], [3], [Diary, Diary]])

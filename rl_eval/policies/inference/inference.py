@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,6 +25,7 @@ from rl_eval.config.settings import PolicySection
 from rl_eval.errors import PolicyError, PolicyUnavailable
 from rl_eval.policies.inference.device_observations import DeviceObservations
 from rl_eval.policies.inference.probe import BLOCK, Probe, buffers_kept
+from rl_eval.policies.inference.protocol import NO_ANSWERS, Answers
 from rl_eval.policies.inference.spaces import (
     ActionReader,
     ObservationBatch,
@@ -102,6 +103,8 @@ class RowInference:
         """Whether to keep the policy's outputs for :meth:`outputs`."""
         self._computed: list[tuple[Any, Any]] = []
         """For each forward pass of the last :meth:`act`: its rows, and the policy's outputs for these rows."""
+        self._num_live = 0
+        self._answers = NO_ANSWERS
         self._outputs: dict[int, Any] | None = None
         """The same outputs by lane; None before :meth:`outputs` is called."""
         self.sweeps: SweepLog | None = None
@@ -120,6 +123,7 @@ class RowInference:
 
     def begin(self, lane: int, seed: int) -> None:
         """Start an episode, with a new recurrent state and with noise from the episode's seed."""
+        self._num_live += not self.live[lane]
         self.live[lane] = True
         self._seeds[lane] = seed
         self._steps[lane] = 0
@@ -130,6 +134,7 @@ class RowInference:
 
     def end(self, lane: int) -> None:
         """Free the lane."""
+        self._num_live -= bool(self.live[lane])
         self.live[lane] = False
 
     def act(self) -> tuple[Any, dict[int, BaseException]]:
@@ -168,20 +173,30 @@ class RowInference:
             self.probe_again()
         return actions, errors
 
-    def act_on(self, ready: npt.NDArray[np.bool_]) -> tuple[Any, dict[int, BaseException]]:
+    def ask(self, lanes: Sequence[int]) -> None:
         """Choose actions for some of the live lanes. Episodes in the other lanes do not advance.
 
-        A row does not depend on the other rows, so its action is the same as in a pass over all lanes. With
+        A row does not depend on the other rows, so its action is the same as in a pass over all rows. With
         ``policy.inference`` ``batched``, the last bits may differ.
         """
-        others, live, former = np.flatnonzero(~ready), self.live, copy_batch(self._state)
-        self.live = ready
+        if len(lanes) == self._num_live:
+            actions, errors = self.act_together()
+            self._answers = lanes, self._reader.split(actions), errors
+            return
+        live, former = self.live, copy_batch(self._state)
+        self.live = np.zeros_like(live)
+        self.live[lanes] = True
         try:
-            return self.act()
+            self._answers = lanes, *self.act()
         finally:
-            self.live = live
+            others, self.live = np.flatnonzero(~self.live), live
             with no_grad():
                 self._keep_state(others, take_rows(former, others))
+
+    def answered(self) -> Answers:
+        """Return the answers since the last call, for all lanes of :meth:`ask`."""
+        answers, self._answers = self._answers, NO_ANSWERS
+        return answers
 
     @property
     def rows_per_pass(self) -> int | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,12 @@ class Observations(Protocol):
         """Allow the same notes to be reported again."""
 
 
+Answers = tuple[Sequence[int], Any, Mapping[int, BaseException]]
+"""Lanes with an answer of the policy, actions that can be indexed by lane, and errors by lane."""
+
+NO_ANSWERS: Final[Answers] = ((), (), {})
+
+
 class Inference(Protocol):
     """One or more policies, applied to all live lanes at once."""
 
@@ -73,6 +79,12 @@ class Inference(Protocol):
         Returns:
             Actions by lane, and the error of each lane in which the policy failed.
         """
+
+    def ask(self, lanes: Sequence[int]) -> None:
+        """Ask the policy for an action of each of these live lanes."""
+
+    def answered(self) -> Answers:
+        """Return the answers since the last call. A local policy has then answered for every lane."""
 
     def outputs(self, lane: int) -> Any:
         """Return the policy's outputs besides the action for a lane; None if the policy has no other outputs."""

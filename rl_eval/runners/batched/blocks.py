@@ -15,9 +15,10 @@ from typing_extensions import override
 from rl_eval.errors import EnvError, UsageError
 from rl_eval.policies.inference.spaces import take_rows
 from rl_eval.records.determinism import Trace, action_digest
-from rl_eval.records.episode import PROGRESS, FaultCause, Lease, Phase
+from rl_eval.records.episode import PROGRESS, Lease, Phase
 from rl_eval.runners.batched.runner import BatchedEvalRunner, lane_of_call
 from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep, Reported
+from rl_eval.runners.core import Attempt
 from rl_eval.runners.facts import RunnerFacts
 from rl_eval.runners.report import PendingReport
 from rl_eval.supervision.caller import survivable
@@ -69,11 +70,6 @@ class BlockEvalRunner(BatchedEvalRunner):
     facts: ClassVar[RunnerFacts] = RunnerFacts(unit="block", conditions=False, sweeps=True)
     _block: _Block | None = None
 
-    @property
-    @override
-    def _busy(self) -> bool:
-        return self._block is not None
-
     @override
     def _sweep_log(self) -> None:
         return None  # A block that fails withdraws its finished episodes; the log of sweeps cannot do that.
@@ -93,9 +89,9 @@ class BlockEvalRunner(BatchedEvalRunner):
     @override
     def _start(self) -> None:
         """Reset the simulator for the next block, and start the block's first episodes."""
-        if self._block is not None or not self._queue or not self._make_room(self._queue[0].with_how(alone=False)):
+        if self._block is not None or not self.queue or not self._make_room(self.queue[0].with_how(alone=False)):
             return
-        lease = self._queue.popleft().with_how(alone=False)
+        lease = self.queue.popleft().with_how(alone=False)
         self._block = _Block(lease, perf_counter(), PendingReport(self._pending.info_keys))
         self._hold_lane(lease)
         phase: Phase = "construct"
@@ -108,7 +104,7 @@ class BlockEvalRunner(BatchedEvalRunner):
         except UsageError:
             raise
         except survivable() as error:
-            self._fail_block("env", phase, error)
+            self._fail_together((), phase, error)
             return
         self._pending.reset_seconds += perf_counter() - started
         self._start_episodes(list(range(simulator.num_envs)), self._block)
@@ -150,7 +146,7 @@ class BlockEvalRunner(BatchedEvalRunner):
         if block.trace is not None and 0 < block.lease.how.steps < len(block.trace):
             self._report_trace(block)
             self._end_block()
-            self._free(self._attempts.slots.tolist())
+            self._free(self._live_slots())
             return
         if step.started is not None and not block.all_started:
             mask, observations = step.started
@@ -158,7 +154,7 @@ class BlockEvalRunner(BatchedEvalRunner):
             try:
                 self._inference.observations.adopt(slots, take_rows(observations, slots))
             except survivable() as error:
-                self._fail_block("env", "step", error)
+                self._fail_together((), "step", error)
                 return
             self._start_episodes(slots.tolist(), block)
         self._check_end(block)
@@ -178,7 +174,7 @@ class BlockEvalRunner(BatchedEvalRunner):
                     "Set the step limit in the simulator instead of evaluation.max_episode_steps: a slot restarts only "
                     "when the simulator ends its episode."
                 )
-            self._fail_block("env", "step", EnvError(text, key="started", fix=fix))
+            self._fail_together((), "step", EnvError(text, key="started", fix=fix))
 
     def _report_trace(self, block: _Block) -> None:
         if block.trace is not None:
@@ -192,7 +188,7 @@ class BlockEvalRunner(BatchedEvalRunner):
         self._recorder.begin(0, lease.index, lease.seed, lease.attempt)
 
     @override
-    def _free(self, slots: list[int]) -> None:
+    def _free(self, slots: Sequence[int]) -> None:
         super()._free(slots)
         if 0 in slots and self._block is not None:
             self._hold_lane(self._block.lease)
@@ -201,35 +197,42 @@ class BlockEvalRunner(BatchedEvalRunner):
         self._block = None
         self._recorder.end(0)
 
+    @property
     @override
-    def _fault(self, slot: int, cause: FaultCause, phase: Phase, error: BaseException, *, charged: bool = True) -> None:
-        self._fail_block(cause, phase, error, self._attempts.length(slot))
+    def _busy(self) -> bool:
+        return self._block is not None
+
+    @override
+    def _units(self) -> list[int]:
+        return [] if self._block is None else [0]
+
+    @override
+    def _held(self, slot: int) -> Attempt | None:
+        if (block := self._block) is None:
+            return None
+        return Attempt(block.lease, self._attempts.length(slot) if self._attempts.live[slot] else 0, block.started)
+
+    @override
+    def _drop(self, slot: int) -> None:
+        self._end_block()
+        self._free(self._live_slots())
+
+    @override
+    def _spoil(self, slot: int) -> None:
+        self._simulator.reject()
+
+    @override
+    def _fail_alone(self, slot: int, phase: Phase, error: EnvError) -> None:
+        self.fail(slot, "env", phase, error)
 
     @override
     def _fail_together(self, slots: Sequence[int], phase: Phase, error: BaseException) -> None:
-        self._fail_block("env", phase, error)
-
-    def _fail_block(self, cause: FaultCause, phase: Phase, error: BaseException, length: int = 0) -> None:
-        """Record the fault of the running block, after ``length`` steps of the episode that caused it."""
-        if (block := self._block) is None:
-            return
-        self._end_block()
-        self._add_fault(block.lease, (cause, phase, length), error, perf_counter() - block.started)
-        self._free(self._attempts.slots.tolist())
-        if cause != "policy":
-            self._simulator.reject()
+        self._free(self._live_slots())  # No single episode is the cause.
+        self.fail(0, "env", phase, error)
 
     @override
-    def _drop_live(self) -> None:
-        if (block := self._block) is None:
-            return
-        self._end_block()
-        self._pending.returned.append(block.lease.index)
-        self._free(self._attempts.slots.tolist())
-
-    @override
-    def _progress(self) -> npt.NDArray[np.void]:
-        live = super()._progress()
+    def _progress(self) -> tuple[npt.NDArray[np.void], float]:
+        live, seconds = super()._progress()
         if self._block is None or len(live):
-            return live
-        return np.array([(self._block.lease.index, self._block.lease.attempt, 0)], PROGRESS)
+            return live, seconds
+        return np.array([(self._block.lease.index, self._block.lease.attempt, 0)], PROGRESS), seconds

@@ -21,14 +21,14 @@ from rl_eval.policies.inference.device_observations import DeviceObservations
 from rl_eval.policies.inference.inference import RowInference
 from rl_eval.policies.inference.spaces import ObservationBatch
 from rl_eval.records.determinism import Trace, action_digest
-from rl_eval.records.episode import FaultCause, Lease, Phase, RunReport, first_seen
+from rl_eval.records.episode import Lease, Phase, RunReport
 from rl_eval.runners.batched.attempts import Attempts
 from rl_eval.runners.batched.current_simulator import CurrentSimulator
 from rl_eval.runners.batched.observed import ObservedBatch
 from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep, Reported
 from rl_eval.runners.batched.trial import try_out
 from rl_eval.runners.batched.vector_env import build_simulator
-from rl_eval.runners.core import RunnerCore
+from rl_eval.runners.core import Attempt, RunnerCore
 from rl_eval.runners.environment import check_condition_keys, takes_context
 from rl_eval.runners.facts import RunnerFacts
 from rl_eval.runners.observers import Factory
@@ -119,23 +119,23 @@ class BatchedEvalRunner(RunnerCore):
         self, leases: Sequence[Lease] = (), budget_s: float = 0.1, reclaim: Sequence[int] = (), abort: bool = False
     ) -> RunReport:
         deadline = perf_counter() + budget_s
-        if self._accept(leases, reclaim, abort):
-            return self._report()
+        if self.accept(leases, reclaim, abort):
+            return self.report()
         while True:
             self._start()
             self._expire()
             self._reject_nan()
             if self._busy:
                 self._sweep()
-            elif not self._queue or self._pending:
+            elif not self.queue or self._pending:
                 break
             if perf_counter() >= deadline or self._starving():
                 break
-        return self._report()
+        return self.report()
 
     def _starving(self) -> bool:
         """Whether to report early: half the slots are idle, and no lease is left."""
-        return not self._queue and bool(self._pending) and 2 * len(self._attempts.slots) <= len(self._leases)
+        return not self.queue and bool(self._pending) and 2 * len(self._attempts.slots) <= len(self._leases)
 
     # ------------------------------------------------------------------ simulators
 
@@ -209,14 +209,14 @@ class BatchedEvalRunner(RunnerCore):
     def _start(self) -> None:
         """Start queued episodes in free slots."""
         all_live = len(self._attempts.slots) == len(self._leases)
-        if not self._queue or all_live or not self._make_room(self._queue[0]):
+        if not self.queue or all_live or not self._make_room(self.queue[0]):
             return
-        first, leases = self._queue[0], list[Lease]()
+        first, leases = self.queue[0], list[Lease]()
         slots = self._slots_for(first)
         if self._busy and (own := self._simulator.configured) is not None and len(slots) < own.min_free:
             return
-        while len(leases) < len(slots) and self._queue and _alike(self._queue[0], first):
-            leases.append(self._queue.popleft())
+        while len(leases) < len(slots) and self.queue and _alike(self.queue[0], first):
+            leases.append(self.queue.popleft())
         if not leases:
             return
         slots = slots[: len(leases)]
@@ -254,7 +254,7 @@ class BatchedEvalRunner(RunnerCore):
             return [0]
         free = np.flatnonzero(~self._attempts.live).tolist()
         # Episodes that run again run beside other episodes than before, even if the plan has only a few episodes.
-        return free[: (len(self._queue) + 1) // 2] if first.how.fresh else free
+        return free[: (len(self.queue) + 1) // 2] if first.how.fresh else free
 
     def _begin(self, slots: list[int], leases: list[Lease]) -> None:
         """Assign episodes to slots. Set all sums of these slots to zero."""
@@ -279,8 +279,7 @@ class BatchedEvalRunner(RunnerCore):
         self._pending.inference_seconds += acted - started
         self._inference_clock += (acted - started) / max(1, live)
         for slot, error in errors.items():
-            self._inference.observations.clear(slot)
-            self._fault(slot, "policy", "act", error)
+            self.fail(slot, "policy", "act", error)
         acting, simulator = self._attempts.slots, self._simulator.now
         if simulator is None or not self._busy:
             return
@@ -339,7 +338,7 @@ class BatchedEvalRunner(RunnerCore):
             if attempts.live[slot]:  # Otherwise its block has failed.
                 total = float(attempts.returns[slot])
                 text = f"the sum of the rewards is {total}: the rewards are too large for a float"
-                self._fault_of_row(slot, "step", EnvError(text, key="reward", value=total))
+                self._fail_alone(slot, "step", EnvError(text, key="reward", value=total))
         slots = np.flatnonzero(ended & attempts.live[:width]).tolist()
         if slots:
             self._finish(slots, step)
@@ -350,7 +349,7 @@ class BatchedEvalRunner(RunnerCore):
         for slot in np.flatnonzero(~finite).tolist():
             step, reward = self._attempts.length(slot), float(rewards[slot])
             text = f"the reward of step {step} is {reward}, which is not a finite number"
-            self._fault_of_row(slot, "step", EnvError(text, key="reward", value=reward))
+            self._fail_alone(slot, "step", EnvError(text, key="reward", value=reward))
         return np.where(finite, rewards, 0.0)
 
     def _read_infos(self, found: Reported, width: int) -> None:
@@ -398,7 +397,7 @@ class BatchedEvalRunner(RunnerCore):
             try:
                 self._attempts.infos[slot, column] = self._values.info_scalar(key, values[slot])
             except EnvError as error:
-                self._fault_of_row(slot, "step", error)
+                self._fail_alone(slot, "step", error)
 
     def _finish(self, slots: list[int], step: BatchStep) -> None:
         """Write the rows of completed episodes, and free their slots."""
@@ -428,22 +427,15 @@ class BatchedEvalRunner(RunnerCore):
 
     # ------------------------------------------------------------------ faults
 
-    def _fault(self, slot: int, cause: FaultCause, phase: Phase, error: BaseException, *, charged: bool = True) -> None:
-        """Record a fault, and free the slot."""
-        lease = self._leases[slot]
-        assert lease is not None
-        seconds = perf_counter() - float(self._attempts.started[slot])
-        self._add_fault(lease, (cause, phase, self._attempts.length(slot)), error, seconds, charged=charged)
-        self._free([slot])
-
-    def _fault_of_row(self, slot: int, phase: Phase, error: EnvError) -> None:
+    @override
+    def _fail_alone(self, slot: int, phase: Phase, error: EnvError) -> None:
         """Record the fault of an episode whose slot returned an invalid value.
 
         If the slot is the cause, the episode completes in another slot or runner. After a second fault in the same
         slot, the simulator is not used again.
         """
         self._simulator.blame(slot)
-        self._fault(slot, "env", phase, error, charged=self._simulator.one_slot)
+        self.fail(slot, "env", phase, error, charged=self._simulator.one_slot)
 
     def _fail_together(self, slots: list[int], phase: Phase, error: BaseException) -> None:
         """Record the fault of a call for some slots, give back the other episodes, and drop the simulator.
@@ -452,17 +444,24 @@ class BatchedEvalRunner(RunnerCore):
         """
         certain = len(slots) == 1 and self._simulator.one_slot
         for slot in slots:
-            self._fault(slot, "env", phase, error, charged=certain)
+            self.fail(slot, "env", phase, error, charged=certain)
         self._drop_live()
         self._simulator.reject()
 
     @override
-    def _drop_live(self) -> None:
-        slots = self._attempts.slots.tolist()
-        self._pending.returned += [lease.index for slot in slots if (lease := self._leases[slot]) is not None]
-        self._free(slots)
+    def _live_slots(self) -> list[int]:
+        slots: list[int] = self._attempts.slots.tolist()
+        return slots
 
-    def _free(self, slots: list[int]) -> None:
+    @override
+    def _attempt(self, slot: int) -> Attempt | None:
+        lease = self._leases[slot]
+        return (
+            None if lease is None else Attempt(lease, self._attempts.length(slot), float(self._attempts.started[slot]))
+        )
+
+    @override
+    def _free(self, slots: Sequence[int]) -> None:
         steps = len(slots) * self._attempts.steps - int(self._attempts.began[slots].sum())
         self._pending.count(steps, float((self._step_clock - self._attempts.step_clock[slots]).sum()))
         self._attempts.end(slots)
@@ -474,50 +473,10 @@ class BatchedEvalRunner(RunnerCore):
             self._recorder.end(slot)
             self._inference.end(slot)
 
-    def _expire(self) -> None:
-        """End attempts that exceed their wall-clock limit. Check ten times a second, between steps."""
-        limit, now = self.settings.fault_tolerance.episode_timeout_s, perf_counter()
-        if limit is None or now < self._next_expiry:
-            return
-        self._next_expiry = now + 0.1
-        for slot in np.flatnonzero(self._attempts.live & (now - self._attempts.started > limit)).tolist():
-            if (lease := self._leases[slot]) is not None:
-                overdue = self._overdue(now - float(self._attempts.started[slot]), lease.index)
-                self._fault(slot, "timeout", "run", overdue)
-
-    def _reject_nan(self) -> None:
-        """Record a fault for each episode with a NaN or infinite observation, before the policy sees it."""
-        observations = self._inference.observations
-        for slot in observations.nonfinite_rows(self._inference.live):
-            text = observations.describe_nonfinite(slot)
-            observations.clear(slot)
-            if self._attempts.live[slot]:
-                phase: Phase = "step" if self._attempts.length(slot) else "reset"
-                self._fault_of_row(slot, phase, EnvError(text, key="observation"))
-        observations.look_outside(self._inference.live)
-
-    # ------------------------------------------------------------------ the report
-
-    def _note_observation(self, row: int, text: str, shown: str) -> None:
-        """Add a note on the observation of a slot."""
-        lease = self._leases[row]
-        if lease is not None:
-            self._pending.note(first_seen(text, lease.index, self._attempts.length(row), shown))
-
-    def _report(self) -> RunReport:
-        """Return a report of everything since the last report."""
-        self._recorder.idle()
-        inference, attempts = self._inference, self._attempts
-        seconds = float((self._step_clock - attempts.step_clock[attempts.slots]).sum())
-        report = self._pending.take(self._progress(), seconds, self._weights_version, inference, self._read_sweeps())
-        self._lifetime["episodes"] += len(report.rows)
-        self._lifetime["env_steps"] += report.env_steps
-        inference.forget_notes()
-        return report
-
-    def _progress(self) -> npt.NDArray[np.void]:
-        """Return the progress of the live episodes."""
-        return self._attempts.progress()
+    @override
+    def _progress(self) -> tuple[npt.NDArray[np.void], float]:
+        seconds = (self._step_clock - self._attempts.step_clock[self._attempts.slots]).sum()
+        return self._attempts.progress(), float(seconds)
 
 
 def lane_of_call(num_envs: int) -> int:

@@ -19,6 +19,7 @@ from typing_extensions import override
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import EnvError, PolicyError, UsageError
 from rl_eval.policies.inference.inference import RowInference
+from rl_eval.policies.inference.protocol import NO_ANSWERS, Answers
 from rl_eval.policies.inference.spaces import copy_batch, take_rows
 from rl_eval.protocols import Policy
 from rl_eval.scheduling.plan import GAMMA, mix
@@ -130,6 +131,7 @@ class AgentsInference:
         self.numerics: dict[str, Any] = {}
         """The numerics key; empty until :meth:`probe`."""
         self.probes = 0
+        self._answers = NO_ANSWERS
 
     # ------------------------------------------------------------------ episodes
 
@@ -169,6 +171,15 @@ class AgentsInference:
         if probes != self.probes:
             self._join_numerics()
         return [{agent: at.chosen[row] for agent, at, row in acting} for acting in self._acting], errors
+
+    def ask(self, lanes: Sequence[int]) -> None:
+        """Choose the actions of all live lanes; ``lanes`` must be all of them."""
+        self._answers = lanes, *self.act()
+
+    def answered(self) -> Answers:
+        """Return the answers since the last call."""
+        answers, self._answers = self._answers, NO_ANSWERS
+        return answers
 
     @property
     def keeps_outputs(self) -> bool:

@@ -230,7 +230,7 @@ class MultiAgentEvalRunner(VectorEvalRunner):
         # Only the environment, which the base class has just built, lists the agents.
         pending = self._pending
         pending.info_keys = (*scalar_columns(settings.evaluation), *agent_columns(self._mapping.agents))
-        for lane in self._lanes:
+        for lane in self.slots:
             lane.num_info_keys = len(pending.info_keys)
 
     @classmethod
@@ -258,8 +258,8 @@ class MultiAgentEvalRunner(VectorEvalRunner):
             ConfigError: An agent has no policy, a policy has no agent, or agents of one policy have different spaces.
         """
         self._sections = sections_of(self.settings.policy)
-        self._mapping = PolicyMapping(self.settings, self._team(self._lanes[0]))
-        self._seated: list[tuple[str, ...]] = [()] * len(self._lanes)
+        self._mapping = PolicyMapping(self.settings, self._team(self.slots[0]))
+        self._seated: list[tuple[str, ...]] = [()] * len(self.slots)
         self._numbers = {name: number for number, name in enumerate(sorted(self._sections))}
         live = policy or {} if self.settings.policy.policies else dict.fromkeys(self._sections, policy)
         built = {name: self._build_policy(name, live.get(name)) for name in self._sections}
@@ -272,7 +272,7 @@ class MultiAgentEvalRunner(VectorEvalRunner):
 
     def make_inference(self) -> AgentsInference:
         """Build the inference of all policies for the agents of all lanes."""
-        return AgentsInference(self._build_inference, tuple(self._sections), self._mapping.owners, len(self._lanes))
+        return AgentsInference(self._build_inference, tuple(self._sections), self._mapping.owners, len(self.slots))
 
     def weighted_module(self, snapshot: WeightsSnapshot) -> Any:
         """Return the module that receives the weights.
@@ -285,13 +285,13 @@ class MultiAgentEvalRunner(VectorEvalRunner):
 
     # ------------------------------------------------------------------ episodes
 
-    def _begin(self, lane: Lane) -> bool:
+    def begin(self, lane: Lane) -> bool:
         """Assign policies to the seats of the next queued attempt, then start the attempt."""
-        lease = self._queue[0]
+        lease = self.queue[0]
         policies = self._mapping.seats(lease.spec)
         self._inference.seat(lane.index, lease.seed, policies)
         self._seated[lane.index] = policies
-        return super()._begin(lane)
+        return super().begin(lane)
 
     def _finish(self, lane: Lane, terminated: bool, truncated: bool) -> None:
         team, numbers = self._team(lane), [self._numbers[name] for name in self._seated[lane.index]]
@@ -316,5 +316,5 @@ class MultiAgentEvalRunner(VectorEvalRunner):
 
     def _build_inference(self, name: str) -> PolicyInference:
         policy = self.policies[name]
-        rows = len(self._lanes) * self._mapping.most_at_once[name]
+        rows = len(self.slots) * self._mapping.most_at_once[name]
         return PolicyInference(policy, self._mapping.spaces[name], rows, self._sections[name])
