@@ -85,11 +85,10 @@ class Manifest:
         body = parse_json(text)
         if not isinstance(body, dict) or "format" not in body:
             raise ValueError("it is not a manifest")
-        if body.pop("format") != FORMAT:
-            raise LogError(
-                f"the log does not have format {FORMAT}, the only format that this version of rl_eval reads",
-                key="format",
-            )
+        if (found := body.pop("format")) != FORMAT:
+            problem = f"the log has format {found}, and this version of rl_eval reads format {FORMAT} only"
+            fix = "Pass another output (--output), or delete the folder."
+            raise LogError(problem, key="format", value=found, fix=fix)
         if body.pop("checksum", None) != checksum(body):
             raise ValueError("its checksum is wrong")
         if unknown := sorted(body.keys() - {field.name for field in fields(cls)}):

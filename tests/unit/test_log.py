@@ -521,8 +521,10 @@ def test_a_log_of_a_later_version_is_refused_and_left_alone(log_dir: Path) -> No
     path = log_dir / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format": FORMAT + 1}))
     for call in (read_log, write_log):
-        with refused(LogError, "format"):
+        with refused(LogError, "format") as caught:
             call(log_dir)
+        assert caught.value.value == FORMAT + 1
+        assert caught.value.fix
     assert len(segments(log_dir)) == 1
 
 
