@@ -27,7 +27,10 @@ _POLL_S: Final = 0.1
 
 
 class Progress(NamedTuple):
-    """Number of episodes in an evaluation log and in its plan; both are 0 if there is no log yet."""
+    """Number of episodes in an evaluation log and in its plan; both are 0 if there is no log yet.
+
+    If a rule ended the evaluation, only the episodes before this end are counted.
+    """
 
     finished: int = 0
     planned: int = 0
@@ -45,7 +48,10 @@ def run_with_restarts(output: str | None, max_restarts: int) -> int:
             contents = read_log(output)
         except EvalError:  # The run itself reports the error.
             return Progress()
-        return Progress(len(contents.rows), contents.manifest.num_episodes)
+        end = contents.ended_by
+        return (
+            Progress(len(contents.rows), contents.manifest.num_episodes) if end is None else Progress(*[end.after] * 2)
+        )
 
     return repeated([sys.executable, "-m", "rl_eval", *without_option(sys.argv[1:])], progress, max_restarts)
 

@@ -236,7 +236,8 @@ class EvalOutcome:
         """Set the records of episodes aside: the log keeps them, but they do not count. Add the reason as a note."""
         self.store.add_rows(set_aside_rows(indices, self.plan.seeds))
         self.store.note(why)
-        self.store.rules = None  # They have seen these records. When the run is continued, they are asked anew.
+        # Rules have seen these records. When the run is continued, they are asked anew.
+        self.store.rules = self.store.ended_by = None
         self.withdrawals.append(why)
         self.suspect = "the policy changed during the evaluation"
         for index in indices:

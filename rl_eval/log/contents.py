@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -69,7 +69,7 @@ class LogContents:
     determinism: dict[str, Any]
     """Finding of the last determinism check; empty if no check has ended."""
     ended_by: RuleEnd | None
-    """End of the evaluation by a rule; None if the last session ended without."""
+    """End of the evaluation by a rule; None if the last session ended without, or records were set aside since."""
     mismatches: tuple[int, ...]
     """Indices that were written twice with different outcomes: the evaluation is not deterministic."""
     amendments: tuple[Amendment, ...]
@@ -245,13 +245,26 @@ def fold(
         notes=tuple(dict.fromkeys([*map(str, amendments), *map(str, retries), *written])),
         amendments=tuple(amendments),
         determinism=next((header.determinism for header in reversed(headers) if header.determinism), {}),
-        ended_by=next((header.ended_by for header in reversed(headers) if header.ended_by or header.determinism), None),
+        ended_by=_end_by_rule(found, retried, rows),
         mismatches=mismatches,
         damaged=tuple(found.set_aside),
         num_runners=max(runners, default=None),
         retried=tuple(sorted(retried)),
         set_aside=withdrawn,
     )
+
+
+def _end_by_rule(found: Scan, retried: Mapping[int, int], rows: npt.NDArray[np.void]) -> RuleEnd | None:
+    """Return the end by a rule; None if the last session ended without.
+
+    An end does not count if records were set aside since, because no rule has seen the new records, or if an episode
+    before it has no record.
+    """
+    aside = (name.epoch + 1 for name, segment in found.segments if (segment.rows["outcome"] == Outcome.MISSING).any())
+    since = max([*retried.values(), *aside], default=0)
+    headers = (segment.header for name, segment in reversed(found.segments) if name.epoch >= since)
+    end = next((header.ended_by for header in headers if header.ended_by or header.determinism), None)
+    return None if end is None or np.count_nonzero(rows["index"] < end.after) < end.after else end
 
 
 def _counted(

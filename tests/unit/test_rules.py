@@ -4,7 +4,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from types import ModuleType
 from typing import Any, ClassVar
@@ -15,13 +15,16 @@ import pytest
 
 import rl_eval
 from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, compare, evaluate
+from rl_eval.cli.exits import ExitCode
+from rl_eval.cli.restarts import run_with_restarts
 from rl_eval.errors import ConfigError, EvalError, LogMismatch
-from rl_eval.log import read_log
-from rl_eval.records.episode import ROW, EpisodeTable, Outcome, RuleEnd
+from rl_eval.log import EvaluationLog, read_log
+from rl_eval.records.episode import ROW, Batch, EpisodeTable, Outcome, RuleEnd, set_aside_rows
 from rl_eval.scheduling import rules as scheduling_rules
 from rl_eval.scheduling.rules import Rules
 from tests.refused import refused, untold
-from tests.unit.log_world import make_fault
+from tests.unit.cli_world import call
+from tests.unit.log_world import make_batch, make_fault, make_manifest
 from tests.unit.vector_world import follow, walks
 
 
@@ -387,3 +390,95 @@ def test_a_rule_can_be_named_in_a_config(whole, end) -> None:
     result = evaluate(config(8, rules=["tests.unit.test_rules:Alike"]))
     check(result, whole, end, "tests.unit.test_rules:Alike")
     assert asdict(result.ended_by)["rule"] == "tests.unit.test_rules:Alike"
+
+
+# ------------------------------------------------------------------ records that are set aside after the end
+
+
+class Loose(Course):
+    """Episodes 3, 7 and 12 raise while the cable is loose."""
+
+    cable_is_loose = True
+
+    def begin_episode(self, index: int, seed: int, attempt: int) -> None:
+        self.raises = self.cable_is_loose and index in (3, 7, 12)
+
+    def step(self, action):
+        if self.raises:
+            raise OSError("a cable came off")
+        return super().step(action)
+
+
+class ThreeFailed:
+    def after(self, k: int, rows: Any) -> str | None:
+        return "three episodes failed" if np.isnan(rows["episode_return"]).sum() >= 3 else None
+
+
+def still(observations):
+    return np.zeros(len(observations), np.int64)
+
+
+@pytest.fixture
+def loose(tmp_path, monkeypatch) -> list[Any]:
+    """Options of a run that a rule ended after 13 of 40 episodes, and whose cable was then mended."""
+    monkeypatch.chdir(tmp_path)
+    here = __name__
+    options = [f"--env={here}:Loose", f"--policy={here}:still", "--num-episodes=40", "--runners=0", "--output=runs"]
+    options += ["--set", f"evaluation.rules=['{here}:ThreeFailed']"]
+    monkeypatch.setattr(Loose, "cable_is_loose", True)
+    assert call("run", *options).exit_code == ExitCode.PARTIAL
+    assert rl_eval.load("runs").ended_by == RuleEnd(13, f"{here}:ThreeFailed", "three episodes failed")
+    monkeypatch.setattr(Loose, "cable_is_loose", False)
+    return options
+
+
+def test_a_retry_asks_the_rules_anew(loose, monkeypatch) -> None:
+    """The failed episodes run again. They no longer end the run, which gets the result of one that never failed."""
+    retry = ["--retry", "runs", "--trust"]
+    with monkeypatch.context() as patch:
+        patch.setattr("rl_eval.execution.group.EvalRunnerGroup", lambda *args, **kwargs: 1 / 0)
+        assert call("run", *retry).exit_code == ExitCode.BUG
+    assert rl_eval.load("runs").ended_by is None
+    outcome = call("run", *retry)
+    assert outcome.exit_code == 0, outcome.output
+    found = rl_eval.load("runs")
+    assert (found.status, found.ended_by, len(found.episodes)) == ("complete", None, 40)
+    calm = evaluate(EvalConfig().environment(Loose).policy(still).evaluation(num_episodes=40))
+    assert found.fingerprint == calm.fingerprint
+
+
+@pytest.mark.process
+def test_a_partial_result_that_a_rule_ended_is_not_restarted(loose, monkeypatch, capfd) -> None:
+    monkeypatch.setattr("sys.argv", ["rl-eval", "run", *loose, "--max-restarts", "1"])
+    assert run_with_restarts("runs", 1) == ExitCode.PARTIAL
+    assert "giving up" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("how", ["retry", "set aside"])
+def test_an_end_before_records_were_set_aside_does_not_count(how, tmp_path) -> None:
+    """Not even when their episodes have run again: the rules have not been asked about the new records."""
+    log = EvaluationLog.open(tmp_path)
+    log.begin(make_manifest())
+    log.append(make_batch(range(12)))
+    log.append(replace(make_batch([]), ended_by=RuleEnd(11, "Rule", "enough")))
+    log.flush(10)
+    assert read_log(tmp_path).ended_by == RuleEnd(11, "Rule", "enough")
+    if how == "set aside":
+        aside = set_aside_rows([3], np.arange(12))
+        log.append(Batch(aside, np.full((1, 2), np.nan)))
+        log.flush(10)
+    log.close()
+    if how == "retry":
+        log = EvaluationLog.open(tmp_path)
+        log.retry(make_manifest(), [3])
+        log.close()
+    assert read_log(tmp_path).ended_by is None
+    log = EvaluationLog.open(tmp_path)
+    log.begin(make_manifest())
+    log.append(make_batch([3]))
+    log.flush(10)
+    assert read_log(tmp_path).ended_by is None
+    log.append(replace(make_batch([]), ended_by=RuleEnd(9, "Rule", "enough")))
+    log.flush(10)
+    log.close()
+    assert read_log(tmp_path).ended_by == RuleEnd(9, "Rule", "enough")
