@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from rl_eval.errors import ComparisonError, UsageError, checked_keywords
+from rl_eval.records.episode import RuleEnd
 from rl_eval.records.guarantee import is_of_guarantee
 from rl_eval.records.plain import ABSENT, Difference, differences, plain
 from rl_eval.results.conditions import condition_masks
@@ -88,6 +89,8 @@ class Side:
     """Number of failed episodes that would otherwise be in a pair."""
     deterministic: bool | None
     """Whether the determinism check passed; None without a check."""
+    ended_by: RuleEnd | None
+    """End of the evaluation by a rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +150,9 @@ class Comparison(Printed):
         requirement. So the worst is assumed for them, or there is no interval.
         """
         sides = ((a, self.a), (b, self.b))
+        if self.num_unfinished and (ended := " and ".join(name for name, side in sides if side.ended_by)):
+            lack = f"{self.num_unfinished} of {self.num_planned} episodes have no pair"
+            return f"a rule ended {ended}, so {lack}: evaluate both without evaluation.rules"
         if self.num_unfinished:
             short = " and ".join(name for name, side in sides if side.status != "complete")
             return f"{short} did not reach {self.num_unfinished} of {self.num_planned} episodes: continue the run"
@@ -389,6 +395,7 @@ def _side(result: EvalResult, paired: npt.NDArray[np.bool_], reached: npt.NDArra
         mean_return=exact_mean(_returns(result, paired)),
         num_failed=int((reached & ~observed(result.counted, result.seed_groups)).sum()),
         deterministic=result.determinism.passed,
+        ended_by=result.ended_by,
     )
 
 
@@ -475,10 +482,8 @@ def _notes(comparison: Comparison) -> Iterator[str]:
         failed = f"in a {a.num_failed}, in b {b.num_failed}"
         yield f"pairs dropped because a side failed: {dropped} ({failed}); the difference may be biased"
     if unfinished:
-        yield (
-            f"planned episodes that a side did not reach: {unfinished} of {comparison.num_planned}; long episodes are "
-            "less likely to be in the pairs"
-        )
+        biased = "" if a.ended_by or b.ended_by else "; long episodes are less likely to be in the pairs"
+        yield f"planned episodes that a side did not reach: {unfinished} of {comparison.num_planned}{biased}"
     if a.fingerprint == b.fingerprint:
         yield "both results have the same records"
     num_parts = sum(map(len, comparison.by_condition.values()))

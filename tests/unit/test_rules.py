@@ -348,7 +348,11 @@ def test_a_rule_is_part_of_the_identity(tmp_path) -> None:
 def test_results_of_one_plan_and_rule_can_be_compared(end) -> None:
     """The pairs are the episodes that both have."""
     a, b = evaluate(config()), evaluate(config(8))
-    assert compare(a, b).num_pairs == end[0]
+    found = compare(a, b)
+    assert found.num_pairs == end[0]
+    assert found.a.ended_by == found.b.ended_by == a.ended_by
+    assert untold(found.verdict, "a and b", 200 - end[0], "evaluation.rules") == []
+    assert "long episodes" not in " ".join(found.notes)
 
 
 def test_a_sample_of_episodes_asks_no_rule() -> None:
