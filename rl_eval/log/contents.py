@@ -133,7 +133,7 @@ def read_manifest(storage: Storage) -> Manifest | None:
         OSError: The folder cannot be read.
     """
     try:
-        return Manifest.from_json(storage.read(MANIFEST_FILE))
+        return Manifest.from_json(storage.read(MANIFEST_FILE), storage.label)
     except FileNotFoundError:
         problem = "is missing"
     except (ValueError, TypeError, KeyError) as error:

@@ -75,8 +75,8 @@ class Manifest:
         return text
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> Manifest:
-        """Parse the text of ``manifest.json``.
+    def from_json(cls, text: str | bytes, label: str = MANIFEST_FILE) -> Manifest:
+        """Parse the text of ``manifest.json``; errors name the folder ``label``.
 
         Raises:
             ValueError: The text is damaged.
@@ -86,8 +86,8 @@ class Manifest:
         if not isinstance(body, dict) or "format" not in body:
             raise ValueError("it is not a manifest")
         if (found := body.pop("format")) != FORMAT:
-            problem = f"the log has format {found}, and this version of rl_eval reads format {FORMAT} only"
-            fix = "Pass another output (--output), or delete the folder."
+            problem = f"the log {label} has format {found}, but this version of rl_eval reads {FORMAT} only"
+            fix = "Pass another folder (such as another --output), or delete this folder and evaluate again."
             raise LogError(problem, key="format", value=found, fix=fix)
         if body.pop("checksum", None) != checksum(body):
             raise ValueError("its checksum is wrong")

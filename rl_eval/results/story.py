@@ -99,8 +99,9 @@ def _fault_event(fault: Fault) -> Event:
 
 def _end(result: EvalResult, index: int) -> Event:
     if not result.table.filled[index]:
-        ended = f"does not count: {result.ended_by}" if result.ended_by else ""
-        return Event("unfinished", result.reason or ended or "no record yet")
+        behind = result.ended_by is not None and index >= result.ended_by.after
+        why = f"does not count: {result.ended_by}" if behind else result.reason
+        return Event("unfinished", why or "no record yet")
     record = result.table.record(index)
     runner = record.runner if record.runner >= 0 else None
     if record.outcome == "failed":

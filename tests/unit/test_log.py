@@ -30,7 +30,7 @@ from rl_eval.log.segments import SegmentName, decode, encode, name_of
 from rl_eval.log.storage import LocalStorage, open_storage
 from rl_eval.records.episode import Batch, EpisodeTable, Pardon, set_aside_rows, used_attempts
 from rl_eval.records.parquet import episode_columns, fault_columns, read_episodes, read_faults
-from tests.refused import refused
+from tests.refused import refused, untold
 from tests.unit.log_world import NUM_EPISODES, make_batch, make_fault, make_infos, make_manifest, make_rows
 
 
@@ -524,6 +524,7 @@ def test_a_log_of_a_later_version_is_refused_and_left_alone(log_dir: Path) -> No
         with refused(LogError, "format") as caught:
             call(log_dir)
         assert caught.value.value == FORMAT + 1
+        assert untold(str(caught.value), log_dir) == [], "of two runs, it does not say which"
         assert caught.value.fix
     assert len(segments(log_dir)) == 1
 

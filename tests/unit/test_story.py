@@ -7,7 +7,7 @@ import pytest
 
 from rl_eval.errors import UsageError
 from rl_eval.records.determinism import Determinism, FirstDifference
-from rl_eval.records.episode import ROW, EpisodeTable, Fault, Outcome, Pardon
+from rl_eval.records.episode import ROW, EpisodeTable, Fault, Outcome, Pardon, RuleEnd
 from rl_eval.results.result import EvalResult, Timing
 from rl_eval.results.story import Event, story
 from rl_eval.scheduling.plan import EpisodePlan
@@ -65,6 +65,13 @@ def test_every_way_to_end() -> None:
     assert (failed.kind, failed.attempt, failed.runner) == ("failed", 2, None)
     _, missing = story(result(), 2)
     assert (missing.kind, missing.text) == ("unfinished", result().reason)
+    partial = result()
+    partial.ended_by = RuleEnd(3, "Rule", "enough")
+    partial.table = partial.table.head(3)
+    *_, missing = story(partial, 2)
+    assert missing.text == partial.reason, "it is before the end by the rule"
+    *_, behind = story(partial, 3)
+    assert (behind.kind, behind.text) == ("unfinished", f"does not count: {partial.ended_by}")
     _, late = story(result(), 3)
     assert not result().counted[3]
     assert len(late.text.split(", ")) > 3, "its return, its end and its weights, and that it does not count"
