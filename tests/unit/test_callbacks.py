@@ -50,7 +50,7 @@ def test_a_metric_without_a_value_is_explained_once(metric, caplog):
     assert not stop.reached
     [record] = caplog.records
     assert record.levelname == "WARNING"
-    assert untold(record.getMessage(), metric, "return_bounds", "metric='episode_return_mean'") == []
+    assert untold(record.getMessage(), metric, "evaluation.return_bounds", "metric='episode_return_mean'") == []
     returns = np.full(20, 500.0)
     bounded = make_result(returns, return_bounds=(0.0, 500.0))
     stop(EvalPoint(0, 0, bounded, {f"eval/{key}": value for key, value in bounded.metrics.items()}))

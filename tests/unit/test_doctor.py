@@ -597,7 +597,7 @@ def test_doctor_prints_json(folder):
 def test_doctor_stops_where_nothing_further_can_be_checked(folder):
     outcome = call("toy.yaml", "--set", "policy.weigths=x")
     assert outcome.exit_code == 2
-    assert "'weights'" in outcome.stdout
+    assert "'policy.weights'" in outcome.stdout
 
 
 @pytest.mark.process
