@@ -14,7 +14,7 @@ from rl_eval.atomic_write import write_text
 from rl_eval.cli.output import Force, Output
 from rl_eval.cli.printing import AsJson, Quiet, print_json, print_line, print_note, print_report
 from rl_eval.cli.run import carry_out, deliver, exit_code_of, name_of, print_result
-from rl_eval.cli.settings import Assignments, ConfigPath, Section, find_modules_here, read_settings
+from rl_eval.cli.settings import Assignments, ConfigPath, Section, read_settings
 from rl_eval.cli.shared import option
 from rl_eval.errors import ConfigError, EpisodeError, UsageError
 
@@ -51,7 +51,6 @@ def crossplay(
             raise ConfigError("cross-play needs several policies and matchups", key=key, fix=fix)
         if output is not None and not force:
             _check_folder(Path(output))
-        find_modules_here()
         name, give = name_of(settings, config, section), partial(_deliver, quiet=quiet, as_json=as_json)
         result, _ = carry_out(settings, give, print_note, ctx.obj, monitor, name=name, output=output, force=force)
     if code := exit_code_of(result, ctx.obj):

@@ -8,7 +8,7 @@ import typer
 
 from rl_eval.cli.exits import ExitCode
 from rl_eval.cli.printing import AsJson, print_either
-from rl_eval.cli.settings import Assignments, ConfigPath, Section, find_modules_here, read_settings
+from rl_eval.cli.settings import Assignments, ConfigPath, Section, read_settings
 from rl_eval.cli.shared import argument, option
 
 
@@ -30,7 +30,6 @@ def ope(
 ) -> None:
     """Estimate the value of a config's policy from logged episodes of another policy."""
     settings = read_settings(config, section, assignments, {} if gamma is None else {"evaluation.gamma": gamma})
-    find_modules_here()
     from rl_eval.execution.evaluate import evaluate
     from rl_eval.ope import estimate, load_episodes, target_policy
 

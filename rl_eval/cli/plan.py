@@ -11,7 +11,7 @@ import typer
 from rl_eval.cli.evaluated import Evaluated, TrustPolicy, with_evaluated
 from rl_eval.cli.exits import ExitCode
 from rl_eval.cli.printing import AsJson, print_either, print_note
-from rl_eval.cli.settings import Assignments, OptionalConfigPath, Section, find_modules_here, read_settings
+from rl_eval.cli.settings import Assignments, OptionalConfigPath, Section, read_settings
 from rl_eval.cli.shared import advanced, option
 from rl_eval.errors import EvalError, UsageError
 from rl_eval.reports.page import Line, Page
@@ -75,7 +75,6 @@ def plan(
     if settings.evaluation.num_episodes == 1:
         problem, fix = "evaluation.num_episodes is 1: one episode has no spread", "Plan 2 or more episodes."
         raise UsageError(problem, key="evaluation.num_episodes", value=1, fix=fix)
-    find_modules_here()
     figures, page = _planned(settings, run_pilot(settings, pilot), correlation, detect, half_width)
     print_either(as_json, figures, page)
     if page.notes and (detect or half_width):

@@ -21,7 +21,6 @@ from rl_eval.cli.settings import (
     Assignments,
     OptionalConfigPath,
     Section,
-    find_modules_here,
     load_to_run,
     only_one,
     parse_episodes,
@@ -120,7 +119,6 @@ def run(
             if indices is not None:
                 settings = with_indices(settings, indices)
                 remark = only_one(settings, indices)
-            find_modules_here()
         name = name_of(settings, config, section)
         if logger is not None:
             _logger(logger, name)  # Raises if its package is missing.

@@ -49,12 +49,15 @@ def read_settings(
 ) -> EvalSettings:
     """Read a config file, if given, apply flags (by dotted key) and assignments, and validate.
 
+    The modules that it names are found in the current folder.
+
     Raises:
         ConfigError: The config is invalid; the error names the key.
     """
     from rl_eval.runners import layout_of
 
     settings = read_config(path, section, assignments, flags).build()
+    find_modules_here()
     layout_of(settings)
     return settings
 

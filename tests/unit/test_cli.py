@@ -66,6 +66,17 @@ def progress(**changes):
     return EvalProgress(**{**values, **changes})
 
 
+def test_a_runner_class_in_the_current_folder_is_found(tmp_path, monkeypatch):
+    """As environments and policies are, also by the script ``rl-eval``, whose module path does not have the folder."""
+    Path(tmp_path, "runner_here.py").write_text(
+        "from rl_eval import VectorEvalRunner\n\n\nclass Mine(VectorEvalRunner): ...\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])
+    named = ["environment.env=CartPole-v1", "policy.policy=random", "runners.runner=runner_here:Mine"]
+    assert read_settings(None, None, named).runners.runner == "runner_here:Mine"
+
+
 # Help
 
 
