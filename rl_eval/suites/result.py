@@ -203,7 +203,8 @@ class SuiteResult(Printed):
         sizes = {*Counter((run.task, run.policy) for run in self._runs).values()}
         if self.definition.aggregate.unit == "run" and 0 < max(sizes, default=0) < MANY:
             few = "so few that intervals may exceed the range of scores, unless return_bounds is set"
-            lines.append(Line("training seeds", " to ".join(map(str, sorted({min(sizes), max(sizes)}))), few))
+            note = "too few for intervals, which need 3" if max(sizes) == 2 else few
+            lines.append(Line("training seeds", " to ".join(map(str, sorted({min(sizes), max(sizes)}))), note))
         shown = {name: table for name, table in self.tables.items() if isinstance(table, Table)}
         tables = [table.page_table(TITLES[name]) for name, table in shown.items() if name not in ("profiles", "curves")]
         cells = PageTable("Cells", _HEADINGS, [_row(state) for state in listed], folded=True)

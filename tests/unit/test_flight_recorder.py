@@ -174,12 +174,10 @@ time.sleep(600)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)}
     alive = new_group()
     dead = f"1-7-{alive.split('-')[2]}-a"
-    runners = [
-        subprocess.Popen([sys.executable, "-c", script, group], stdout=subprocess.PIPE, text=True, env=env)
-        for group in (dead, dead, alive)
-    ]
-    folders, children = [], []
-    for runner in runners:
+    runners, folders, children = [], [], []
+    for group in (dead, dead, alive):  # In turn: the folder of a runner that has no lock yet would be removed.
+        runner = subprocess.Popen([sys.executable, "-c", script, group], stdout=subprocess.PIPE, text=True, env=env)
+        runners.append(runner)
         assert runner.stdout is not None
         folders.append(Path(runner.stdout.readline().strip()).parent)
         children.append(int(runner.stdout.readline()))
