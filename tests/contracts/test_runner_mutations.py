@@ -24,7 +24,7 @@ BASE, LANE, CORE, VECTOR = (f"rl_eval/runners/{name}.py" for name in ("base", "l
 CONTRACT: Final = "tests/contracts/test_runner_contract.py::TestVector::"
 SUMS: Final = f"{CONTRACT}test_sums_and_infos_are_those_of_the_reference_loop"
 RETRIED: Final = f"{CONTRACT}test_a_fault_is_retried_with_the_same_seed"
-VALUES: Final = "tests/unit/test_values.py::test_an_observation_that_leaves_its_space_later_is_noticed"
+AGENTS: Final = "tests/unit/test_multi_agent.py::test_records_do_not_depend_on_the_number_of_slots"
 UNIT: Final = "tests/unit/test_runners.py::"
 MUTANTS: Final = {
     "does not discount": (BASE, "lane.discount *= self._gamma", "pass", SUMS),
@@ -95,7 +95,7 @@ MUTANTS: Final = {
         BASE,
         "        self._inference.end(lane.index)\n",
         "",
-        VALUES,
+        AGENTS,
     ),
     "closes an environment before it reports": (
         BASE,
