@@ -102,7 +102,7 @@ class FailFast:
 
 
 def kind_of(fault: Fault) -> tuple[object, ...]:
-    """Return what two faults of the same mistake have in common: error, cause, phase and place in the user's code."""
+    """Return error, cause, phase and place in the user's code, which are equal in faults of the same mistake."""
     return fault.error_type, fault.cause, fault.phase, _place(fault)
 
 

@@ -322,7 +322,7 @@ class Video:
 
 @contextmanager
 def _without_devices() -> Iterator[None]:
-    """Let SDL use no sound device and, without a display, no video device: it would print errors about absent ones."""
+    """Turn off SDL's sound device and, without a display, its video device: SDL prints errors about absent ones."""
     names = ["SDL_AUDIODRIVER", *(() if any(map(os.environ.get, _DISPLAYS)) else ("SDL_VIDEODRIVER",))]
     added = dict.fromkeys((name for name in names if name not in os.environ), "dummy")
     os.environ.update(added)

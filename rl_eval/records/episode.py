@@ -454,10 +454,7 @@ class EpisodeTable:
 
     def copy(self) -> EpisodeTable:
         """Return a copy of the table, which does not change when the original is filled."""
-        copied = EpisodeTable(len(self), self.info_keys)
-        copied.rows, copied.infos = self.rows.copy(), self.infos.copy()
-        copied.faults = {index: list(faults) for index, faults in self.faults.items()}
-        return copied
+        return self.head(len(self))
 
     def head(self, count: int) -> EpisodeTable:
         """Return a copy with the records and faults of the first ``count`` episodes only."""

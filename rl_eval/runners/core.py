@@ -112,9 +112,8 @@ class RunnerCore(abc.ABC):
         home = current_folder()
         try:
             self._observation_space, self._action_space = self._first_spaces()
-            with working_in(
-                home
-            ):  # Paths of the policy are relative to the user's folder, even if an environment changed the folder.
+            # Paths of the policy are relative to the user's folder, even if an environment changed the folder.
+            with working_in(home):
                 self._policy = self.make_policy(policy)
             self._has_random_weights = has_random_weights(self._policy)
             self._inference = self.make_inference()

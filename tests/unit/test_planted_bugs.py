@@ -1,28 +1,18 @@
-"""Whether the simulated worlds of blocks, rules, pardons and the session notice a bug: each planted one must be caught.
-
-As in ``test_schedule_mutations``, a mutant replaces one snippet of a module, whose file is only read.
-"""
+"""Whether the simulated worlds of blocks, rules, pardons and session notice a bug: each planted one must be caught."""
 
 import dataclasses
-import importlib
-import inspect
 import random
-import sys
-from collections.abc import Callable
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
 
 import rl_eval.records.episode
 from tests.unit.log_world import make_fault
+from tests.unit.planting import HISTORIES, check, planted
 from tests.unit.session_world import run_session
 from tests.unit.test_blocks import Driver
 from tests.unit.test_rules import run_rules
-
-HISTORIES = 300
-"""A mutant that survives this many is not caught."""
 
 BLOCKS = {
     "records a block of which a row is missing": (" if len(found) == len(self._indices(block))}", "}"),
@@ -134,23 +124,6 @@ def run_pardons(seed: int, module: ModuleType) -> None:
     assert attempts == {index: len(known) for index, known in counted.items() if known}
     forgiven = {index: sum(bool(pardon) for *_, pardon in known) for index, known in counted.items()}
     assert pardoned == {index: count for index, count in forgiven.items() if count}
-
-
-def planted(name: str, old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Return a module with one snippet replaced."""
-    genuine = importlib.import_module(name)
-    text = inspect.getsource(genuine)
-    assert text.count(old) == 1, f"{name} has {old!r} {text.count(old)} times: adapt or remove the mutant"
-    module = ModuleType(f"mutated_{name.rpartition('.')[2]}")
-    module.__file__ = genuine.__file__
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    exec(compile(text.replace(old, new), module.__name__, "exec"), vars(module))
-    return module
-
-
-def check(run: Callable[[int, ModuleType], Any], module: ModuleType) -> None:
-    for seed in range(HISTORIES):
-        run(seed, module)
 
 
 @pytest.mark.parametrize("name", BLOCKS)

@@ -1,20 +1,9 @@
-"""Whether the world of ``schedule_world`` notices a bug: each planted one must be caught.
-
-A mutant replaces one snippet of ``schedule.py``. The source file is only read; the mutated text is executed as a module
-of its own, and nothing is looked up inside of it: the world has to notice by itself.
-"""
-
-import inspect
-import sys
-from types import ModuleType
+"""Whether the world of ``schedule_world`` notices a bug: each planted one must be caught."""
 
 import pytest
 
-import rl_eval.scheduling.schedule
+from tests.unit.planting import check, planted
 from tests.unit.schedule_world import run_history
-
-HISTORIES = 300
-"""A mutant that survives this many is not caught."""
 
 ALONE = "if len(suspects) == 1 and all(map(self._isolation.alone, suspects)):"
 MUTANTS = {
@@ -83,24 +72,9 @@ MUTANTS = {
 }
 
 
-def plant(old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Return the schedule with one snippet replaced."""
-    text = inspect.getsource(rl_eval.scheduling.schedule)
-    assert text.count(old) == 1, f"schedule.py has {old!r} {text.count(old)} times: adapt or remove the mutant"
-    module = ModuleType("mutated_schedule")
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    exec(compile(text.replace(old, new), module.__name__, "exec"), vars(module))
-    return module
-
-
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_planted_bug_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every mutant breaks a law in some history; ``test_schedule`` shows that the genuine one breaks none."""
-    module = plant(*MUTANTS[name], monkeypatch)
+    module = planted("rl_eval.scheduling.schedule", *MUTANTS[name], monkeypatch)
     with pytest.raises(AssertionError):
-        run_all(module)
-
-
-def run_all(module: ModuleType) -> None:
-    for seed in range(HISTORIES):
-        run_history(seed, module)
+        check(run_history, module)
