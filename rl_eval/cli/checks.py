@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final, Literal
 
 from rl_eval.adapters import loader_of
-from rl_eval.config.settings import EvalSettings, RunnersSection, with_values
+from rl_eval.config.settings import EvalSettings, RunnersSection, needs_interruption, with_values
 from rl_eval.errors import EvalError, summary_of
 from rl_eval.policies import adapt_policy
 from rl_eval.policies.inference.inference import RowInference
@@ -126,7 +126,7 @@ def check_cluster(settings: EvalSettings) -> Iterator[Finding]:
     if settings.policy.device != "cpu":
         return
     inline = RunnersSection(num_envs_per_runner=runners.num_envs_per_runner, runner=runners.runner)
-    without_deadline = with_values(short, fault_tolerance={"step_timeout_s": None})
+    without_deadline = with_values(short, fault_tolerance=dict.fromkeys(needs_interruption("fault_tolerance")))
     try:
         with EvalRunnerGroup(without_deadline.model_copy(update={"runners": inline}), threaded=False) as group:
             here = group.evaluate()

@@ -88,12 +88,14 @@ def run_pilot(settings: EvalSettings, episodes: int) -> EvalResult:
         EvalError: The pilot failed.
         UsageError: Some episodes of the pilot failed or did not run.
     """
-    from rl_eval.config.settings import SECTIONS, needs_processes, with_values
+    from rl_eval.config.settings import SECTIONS, needs_interruption, needs_processes, with_values
     from rl_eval.execution.group import EvalRunnerGroup
     from rl_eval.runners import class_of
 
     needs = class_of(settings).facts.processes or any(
-        getattr(getattr(settings, section), key) for section in SECTIONS for key in needs_processes(section)
+        getattr(getattr(settings, section), key)
+        for section in SECTIONS
+        for key in (*needs_processes(section), *needs_interruption(section))
     )
     in_process = not (settings.runners.num_runners and needs)
     settings = with_values(

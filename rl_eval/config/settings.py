@@ -64,6 +64,8 @@ Fraction = Annotated[float, Field(ge=0)]
 Reference = Annotated[str, Field(pattern=":")]
 Processes = Field(json_schema_extra={"needs": "processes"})
 """Mark of a key that needs runners in separate processes, ``runners.num_runners`` of 1 or more."""
+Interruption = Field(json_schema_extra={"needs": "interruption"})
+"""Mark of a time limit of calls of environments, which needs separate processes for runners or for environments."""
 
 
 class EnvironmentSection(_Section):
@@ -295,12 +297,12 @@ class FaultToleranceSection(_Section):
     episode_timeout_s: PositiveFloat | None = 3600.0
     """Time limit of one attempt, in seconds, without the construction of environments. It is checked between steps.
     null for no limit."""
-    reset_timeout_s: Annotated[PositiveFloat | None, Processes] = None
-    """Time limit of one reset, constructor or close, in seconds; null for no limit. A runner that exceeds it is
+    reset_timeout_s: Annotated[PositiveFloat | None, Interruption] = None
+    """Time limit of one reset, constructor or close, in seconds; null for no limit. The process that exceeds it is
     terminated, which uses up an attempt of the episode."""
-    step_timeout_s: Annotated[PositiveFloat | None, Processes] = None
-    """Time limit of one step, in seconds; null for no limit. A runner that exceeds it is terminated, which uses up an
-    attempt of the episode."""
+    step_timeout_s: Annotated[PositiveFloat | None, Interruption] = None
+    """Time limit of one step, in seconds; null for no limit. The process that exceeds it is terminated, which uses up
+    an attempt of the episode."""
     runner_timeout_s: Annotated[PositiveFloat | None, Processes] = None
     """Time limit of any call of a working runner, in seconds; null for no limit."""
     max_runner_restarts: Annotated[int, Field(ge=0)] = 10
@@ -411,8 +413,17 @@ SECTIONS: Final[Mapping[str, type[_Section]]] = {
 
 def needs_processes(section: str) -> list[str]:
     """Return the keys of a section that need runners in separate processes."""
+    return _marked(section, Processes)
+
+
+def needs_interruption(section: str) -> list[str]:
+    """Return the keys of a section that need separate processes for runners or for environments."""
+    return _marked(section, Interruption)
+
+
+def _marked(section: str, mark: Any) -> list[str]:
     fields = SECTIONS[section].model_fields
-    return [name for name, field in fields.items() if field.json_schema_extra == Processes.json_schema_extra]
+    return [name for name, field in fields.items() if field.json_schema_extra == mark.json_schema_extra]
 
 
 def with_values(settings: EvalSettings, **sections: Mapping[str, Any]) -> EvalSettings:
@@ -544,8 +555,9 @@ def _check_in_process(settings: EvalSettings) -> None:
     for section in SECTIONS:
         for key in needs_processes(section):
             if value := redact(getattr(getattr(settings, section), key), section, key):
-                why = ", where no deadline can interrupt a call" if section == "fault_tolerance" else ", without Ray"
-                where = f"with runners.num_runners=0 everything runs in this process{why}"
-                problem = f"{section}.{key} is {value!r}, but {where}"
+                problem = (
+                    f"{section}.{key} is {value!r}, but with runners.num_runners=0 everything runs in this process, "
+                    "without Ray"
+                )
                 fix = "Remove the key, or set runners.num_runners to 1 or more."
                 raise ConfigError(problem, key=f"{section}.{key}", value=value, fix=fix)

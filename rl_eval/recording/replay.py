@@ -19,7 +19,7 @@ from rl_eval.backends.pickling import in_this_process
 from rl_eval.config.builder import EvalConfig, settings_of
 from rl_eval.config.objects import UNNAMEABLE
 from rl_eval.config.policy_sources import changed_files
-from rl_eval.config.settings import EvalSettings, make_settings, needs_processes
+from rl_eval.config.settings import EvalSettings, make_settings, needs_interruption, needs_processes
 from rl_eval.errors import ConfigError, UsageError, WeightsError
 from rl_eval.errors.redaction import MASK
 from rl_eval.policies.subject import configured_weights, subject_of
@@ -274,7 +274,7 @@ def _without_ray(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return a config without settings that need runners in separate processes."""
     usable = {name: dict(section) for name, section in config.items()}
     for section, values in usable.items():
-        for key in needs_processes(section):
+        for key in (*needs_processes(section), *needs_interruption(section)):
             values.pop(key, None)
     usable["runners"]["num_runners"] = 0
     return usable

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final, NamedTuple, Protocol, TypeVar, cast
 
 from rl_eval.config.references import import_attribute
-from rl_eval.config.settings import EvalSettings
+from rl_eval.config.settings import EvalSettings, needs_interruption
 from rl_eval.errors import ConfigError, nearest
 from rl_eval.records.episode import Lease, RunReport
 from rl_eval.runners.base import EvalRunner
@@ -224,6 +224,13 @@ def _check_features(settings: EvalSettings, facts: RunnerFacts) -> None:
         blocks = " with runners.block" if runners.block else ""
         problem = f"evaluation.conditions is set, but runners.runner {runners.runner!r}{blocks} does not support them"
         raise ConfigError(problem, key="evaluation.conditions", fix='Set runners.runner to "vector" or "subprocess".')
+    faults = settings.fault_tolerance
+    limits = {key: getattr(faults, key) for key in needs_interruption("fault_tolerance") if getattr(faults, key)}
+    if limits and not runners.num_runners and facts.unit != "process":
+        key, limit = next(iter(limits.items()))
+        problem = f"fault_tolerance.{key} is {limit:g}, but no deadline can interrupt an environment in this process"
+        fix = "Set runners.runner to subprocess, or runners.num_runners to 1 or more."
+        raise ConfigError(problem, key=f"fault_tolerance.{key}", value=limit, fix=fix)
     if facts.processes and not runners.num_runners:
         problem = f"runners.num_runners is 0, but runners.runner {runners.runner!r} cannot share this process"
         raise ConfigError(problem, key="runners.num_runners", value=0, fix="Set runners.num_runners to 1 or more.")

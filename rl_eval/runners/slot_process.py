@@ -41,6 +41,13 @@ _FACTS: Final = ("observation_space", "action_space", "render_mode", "metadata",
 Result = TypeVar("Result")
 
 
+class CallLimit(NamedTuple):
+    """Time limit of a call."""
+
+    key: str
+    seconds: float
+
+
 @final
 class SlotProcess:
     """Process of a slot, started at the first request and again after it died.
@@ -101,11 +108,16 @@ class SlotProcess:
         """Whether the process is closing an earlier environment."""
         return self._closing > 0
 
-    def start(self) -> None:
-        """Start the process. Wait until it has imported the modules of its environment, or has ended."""
+    def start(self, limit: CallLimit) -> None:
+        """Start the process. Wait until it has imported the modules of its environment, or has ended.
+
+        Raises:
+            EnvError: The limit is over.
+        """
         self._start()
+        end = perf_counter() + limit.seconds
         while self.connection is not None and not self.started:
-            self._read(repeats=False)
+            self._next(end, limit)
 
     def ask(self, kind: str, env: int, *args: Any) -> None:
         """Send a request; :meth:`poll` returns the reply."""
@@ -133,16 +145,22 @@ class SlotProcess:
         """Drop the next reply when it comes."""
         self.abandoned, self.since = True, perf_counter()
 
-    def call(self, env: int, function: Callable[[Any], Result]) -> Result:
+    def call(self, env: int, function: Callable[[Any], Result], limit: CallLimit | None = None) -> Result:
         """Call a function with an environment and return its result. Build the environment if necessary.
 
+        Args:
+            env: Number of the environment.
+            function: The function. It is pickled.
+            limit: Time limit; None to wait without one.
+
         Raises:
-            EnvError: The process has ended.
+            EnvError: The process has ended, or the limit is over.
             BaseException: The function raised it.
         """
         self._start()
         number = self._send(CALL, env, cloudpickle.dumps(function))
-        while (reply := self._read(repeats=False)) is None or reply.number not in (number, _LAST):
+        end = perf_counter() + (limit.seconds if limit else 0.0)
+        while (reply := self._next(end, limit)) is None or reply.number not in (number, _LAST):
             if reply is not None:
                 self._stash.append(reply)
         if reply.number == _LAST and self.busy:
@@ -218,6 +236,16 @@ class SlotProcess:
         with contextlib.suppress(OSError):  # Reading detects that the process has ended.
             if self.connection is not None:
                 self.connection.send_bytes(data)
+
+    def _next(self, end: float, limit: CallLimit | None) -> SlotReply | None:
+        """Read a reply, as :meth:`_read` does, before the end of a limit."""
+        left = max(0.0, end - perf_counter())
+        if limit is not None and self.connection is not None and not self.connection.poll(left):
+            doing = "constructor of the environment" if self.started else "start of the environment's process"
+            self.kill()
+            problem = f"the {doing} took longer than {limit.key}={limit.seconds:g}; the process was terminated"
+            raise EnvError(problem, key=limit.key, value=limit.seconds)
+        return self._read(repeats=False)
 
     def _read(self, *, repeats: bool = True) -> SlotReply | None:
         """Return the next reply.
@@ -326,13 +354,14 @@ class SlotEnv:
             return self._slot.facts.get(name)
         raise AttributeError(name)
 
-    def build(self) -> None:
+    def build(self, limit: CallLimit) -> None:
         """Build the environment and wait until it is ready.
 
         Raises:
+            EnvError: The limit is over.
             BaseException: The constructor raised it.
         """
-        self.call(_look_at)
+        self._slot.call(self._number, _look_at, limit)
 
     def ask_reset(self, lease: Lease) -> None:
         """Send the reset of an attempt. The process first builds the environment, if it is not built yet."""

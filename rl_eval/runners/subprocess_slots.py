@@ -19,7 +19,7 @@ from rl_eval.records.episode import Lease, Phase, RunReport
 from rl_eval.runners.base import EvalRunner
 from rl_eval.runners.facts import RunnerFacts
 from rl_eval.runners.lane import Lane
-from rl_eval.runners.slot_process import BEGIN, SlotEnv, SlotProcess, value_of
+from rl_eval.runners.slot_process import BEGIN, CallLimit, SlotEnv, SlotProcess, value_of
 
 _LEAST_WAIT_S: Final = 0.05
 """Seconds that a call may wait for its first reply, even if its budget is smaller."""
@@ -58,7 +58,9 @@ class SubprocessEvalRunner(EvalRunner):
         self._actions: dict[int, Any] = {}
         self._outputs: dict[int, Any] = {}
         try:
-            self._slots[0].start()  # The imports of the process are not time of the first construction.
+            self._slots[0].start(
+                _start_limit(settings)
+            )  # The imports of the process are not time of the first construction.
             super().__init__(settings, runner_index, policy)
         except BaseException:
             self._end_processes()
@@ -188,32 +190,35 @@ class SubprocessEvalRunner(EvalRunner):
             if slot.abandoned:
                 if now - slot.since > _GRACE_S:
                     slot.kill()
-            elif (found := self._limit(slot)) is not None and now - slot.since > found[0] and not slot.has_reply:
+            elif (found := self._limit(slot)) is not None and now - slot.since > found.seconds and not slot.has_reply:
                 if slot.closing:
                     slot.ask_again()
                 else:
-                    self._charge_deadline(lane, slot, *found)
+                    self._charge_deadline(lane, slot, found)
 
-    def _limit(self, slot: SlotProcess) -> tuple[float, str] | None:
-        """Return the lowest time limit of a request, in seconds, and the limit's key.
+    def _limit(self, slot: SlotProcess) -> CallLimit | None:
+        """Return the lowest time limit of a request; None if no limit is set.
 
-        Return None before the process has started, or if no limit is set.
+        The start of a process is always limited. So is a constructor.
         """
         if not slot.started:
-            return None
+            return _start_limit(self.settings)
         faults = self.settings.fault_tolerance
         keys = ("reset_timeout_s" if slot.doing == BEGIN else "step_timeout_s", "runner_timeout_s")
-        return min(((limit, key) for key in keys if (limit := getattr(faults, key)) is not None), default=None)
+        found = [CallLimit(f"fault_tolerance.{key}", limit) for key in keys if (limit := getattr(faults, key))]
+        if not found and slot.constructing:
+            found = [_start_limit(self.settings)]
+        return min(found, key=lambda limit: limit.seconds, default=None)
 
-    def _charge_deadline(self, lane: Lane, slot: SlotProcess, limit: float, key: str) -> None:
+    def _charge_deadline(self, lane: Lane, slot: SlotProcess, limit: CallLimit) -> None:
         phase: Phase = "reset" if slot.doing == BEGIN else "step"
         slot.kill()
         self._discard(lane)
         assert lane.lease is not None
         error = EpisodeTimeout(
-            f"the {phase} took longer than fault_tolerance.{key}={limit:g}; the process was terminated",
-            key=f"fault_tolerance.{key}",
-            value=limit,
+            f"the {phase} took longer than {limit.key}={limit.seconds:g}; the process was terminated",
+            key=limit.key,
+            value=limit.seconds,
             episode=lane.lease.index,
             runner=self.runner_index,
         )
@@ -255,7 +260,7 @@ class SubprocessEvalRunner(EvalRunner):
         env: Any = self._coming.pop(lane_index, None)
         if env is None:
             env = self._numbered(lane_index)
-            env.build()
+            env.build(_constructor_limit(self.settings))
         elif env.reply.phase == "construct":
             if (lease := self.slots[lane_index].lease) is not None and lease.how.fresh:
                 self._slots[lane_index].kill()  # A new process may be able to build the next environment.
@@ -297,6 +302,16 @@ class SubprocessEvalRunner(EvalRunner):
         deadline = perf_counter() + _STOP_S
         for slot in self._slots:
             slot.join(deadline - perf_counter())
+
+
+def _start_limit(settings: EvalSettings) -> CallLimit:
+    return CallLimit("runners.runner_start_timeout_s", settings.runners.runner_start_timeout_s)
+
+
+def _constructor_limit(settings: EvalSettings) -> CallLimit:
+    """Return the time limit of the first constructor."""
+    limit = settings.fault_tolerance.reset_timeout_s
+    return CallLimit("fault_tolerance.reset_timeout_s", limit) if limit else _start_limit(settings)
 
 
 def _payload(settings: EvalSettings, runner_index: int, lane_index: int) -> bytes:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from rl_eval.config.builder import EvalConfig
-from rl_eval.config.settings import EvalSettings, needs_processes
+from rl_eval.config.settings import EvalSettings, needs_interruption, needs_processes
 from rl_eval.errors import ConfigError
 from rl_eval.runners import SingleAgentEvalRunner, VectorEvalRunner, layout_of
 from tests.refused import refused
@@ -456,14 +456,22 @@ def test_a_setting_that_cannot_be_honoured_is_an_error(changes: dict[str, Any], 
 def test_what_needs_processes_is_refused_without_them() -> None:
     """Every key with the mark is rejected; with a runner it is valid."""
     marked = [(section, key) for section in EVERYTHING for key in needs_processes(section)]
-    assert {key for _, key in marked} >= {"init_fn", "num_gpus_per_runner", "address", "step_timeout_s"}
+    assert {key for _, key in marked} >= {"init_fn", "num_gpus_per_runner", "address", "runner_timeout_s"}
     for section, key in marked:
         value = EVERYTHING[section][key]
         config = minimal().set(f"{section}.{key}", value)
-        with refused(ConfigError, f"{section}.{key}") as caught:
+        with refused(ConfigError, f"{section}.{key}"):
             config.build()
-        assert ("deadline" in str(caught.value)) == (section == "fault_tolerance")
         config.runners(num_runners=1).build()
+
+
+@pytest.mark.parametrize("key", needs_interruption("fault_tolerance"))
+def test_a_limit_of_calls_needs_processes_of_runners_or_of_environments(key: str) -> None:
+    config = minimal().set(f"fault_tolerance.{key}", 2.0)
+    with refused(ConfigError, f"fault_tolerance.{key}", value=2.0):
+        layout_of(config.build())
+    layout_of(config.runners(runner="subprocess").build())
+    layout_of(config.runners(runner="vector", num_runners=1).build())
 
 
 class OneOnly(SingleAgentEvalRunner):  # type: ignore[misc]

@@ -19,7 +19,7 @@ from typer.main import get_command
 from rl_eval.cli import app
 from rl_eval.cli.exits import EXIT_CODES
 from rl_eval.config.builder import EvalConfig
-from rl_eval.config.settings import SECTIONS, needs_processes
+from rl_eval.config.settings import SECTIONS, needs_interruption, needs_processes
 from rl_eval.records.episode import COLUMNS, EpisodeRecord
 from tests.unit.test_architecture import LAYERS, ROOT, files
 
@@ -79,6 +79,8 @@ def configuration_page() -> str:
             meaning = one_line(field.description)
             if key in needs_processes(section):
                 meaning += " Needs `runners.num_runners` of 1 or more."
+            elif key in needs_interruption(section):
+                meaning += " Needs `runners.num_runners` of 1 or more, or `runners.runner: subprocess`."
             lines.append(f"| `{key}` | {kind} | `{default}` | {meaning} |")
         lines.append("")
     return "\n".join(lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import multiprocessing
@@ -22,7 +23,7 @@ from gymnasium import spaces
 from waiting import eventually, gone
 
 from rl_eval import EvalConfig, evaluate
-from rl_eval.errors import ConfigError
+from rl_eval.errors import ConfigError, EnvError
 from rl_eval.records.episode import Lease, RunReport
 from rl_eval.runners.subprocess_slots import SubprocessEvalRunner
 from rl_eval.testing import EvalRunnerContract
@@ -180,6 +181,57 @@ def test_a_step_that_hangs_ends_its_process_alone() -> None:
         assert (fault.index, fault.cause, fault.phase) == (0, "timeout", "step")
         assert "step_timeout_s=0.5" in fault.message
         assert sorted(int(row["index"]) for report in reports for row in report.rows) == [1, 2, 3, 4]
+
+
+class Stuck(Walk):
+    """Hangs while a file does not exist, and then creates it: in the constructor, or in the first step."""
+
+    def __init__(self, where: str, mark: str) -> None:
+        super().__init__()
+        self.where, self.mark = where, Path(mark)
+        self._wait("constructor")
+
+    def _wait(self, where: str) -> None:
+        if self.where == where and not self.mark.exists():
+            with contextlib.suppress(OSError):
+                self.mark.touch()
+            time.sleep(600)
+
+    def step(self, action: Any) -> Any:
+        self._wait("step")
+        return super().step(action)
+
+
+def stuck(where: str, mark: Path) -> EvalConfig:
+    made = EvalConfig().environment(Stuck, env_kwargs={"where": where, "mark": str(mark)}).policy(steer)
+    made.runners(num_runners=0, runner="subprocess", num_envs_per_runner=2).evaluation(num_episodes=6)
+    return made.evaluation(determinism_check=0)
+
+
+def test_limits_of_calls_work_without_ray(tmp_path: Path) -> None:
+    made = stuck("step", tmp_path / "mark").fault_tolerance(step_timeout_s=1.0)
+    result = evaluate(made)
+    assert [(fault.cause, fault.phase) for fault in result.faults] == [("timeout", "step")]
+    assert result.fingerprint == evaluate(made).fingerprint
+    assert result.status == "complete"
+
+
+@pytest.mark.parametrize(
+    ("section", "key"), [("fault_tolerance", "reset_timeout_s"), ("runners", "runner_start_timeout_s")]
+)
+def test_a_first_constructor_that_hangs_is_ended(tmp_path: Path, section: str, key: str) -> None:
+    """It is tried again."""
+    made = stuck("constructor", tmp_path / "mark").set(f"{section}.{key}", 2.0)
+    result = evaluate(made)
+    assert (result.status, result.faults) == ("complete", [])
+    assert result.fingerprint == evaluate(made).fingerprint
+
+
+def test_a_constructor_that_always_hangs_is_an_error_within_its_limit() -> None:
+    made = stuck("constructor", Path("/dev/null/none")).runners(runner_start_timeout_s=1.0)
+    with pytest.raises(EnvError) as caught:
+        evaluate(made)
+    assert getattr(caught.value.__cause__, "key", None) == "runners.runner_start_timeout_s"
 
 
 @pytest.mark.slow
