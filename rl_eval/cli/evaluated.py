@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 from rl_eval.cli.settings import consents
 from rl_eval.cli.shared import advanced, option
-from rl_eval.config.policy_sources import PolicySource, absolute, forms, is_there, named_source, schemes, user_path
+from rl_eval.config.policy_sources import PolicySource, absolute, forms, is_there, named_source, user_path
 from rl_eval.config.references import dotted
 from rl_eval.errors import ConfigError
 from rl_eval.errors.redaction import redact_command
@@ -150,27 +150,18 @@ def policy_source(text: str, given: Collection[str] = ()) -> PolicySource:
             finds next to a model.
 
     Raises:
-        ConfigError: The value is unknown, or the type of a path is unknown or ambiguous.
+        ConfigError: The value is unknown, or the type of a path is unknown.
     """
     if not text:
         fix = "Pass a policy; a shell variable may be unset."
         raise ConfigError("--policy is empty", key="--policy", value=text, fix=fix)
-    if (source := named_source(text, given)) is not None:
-        return source
     path, (name, _, attribute) = user_path(text), text.partition(":")
     if name.endswith(".py"):
         wanted = dotted(text if attribute else f"{name}:NAME")
         fix = f"Pass a factory as pkg.module:attr, such as {wanted}."
         raise ConfigError(f"--policy {text!r}: a Python file is not a policy", key="--policy", value=text, fix=fix)
-    if is_there(path):
-        kinds = [scheme for scheme in schemes().values() if scheme.recognises(path)]
-        if len(kinds) == 1:
-            return kinds[0].source("", path, given)
-        files = ", ".join(sorted(file.name for file in path.glob("*.zip"))) if not kinds else ""
-        possible = ", ".join(scheme.named(path) for scheme in kinds) or forms()
-        fix = "Pass one of the files in the folder." if files else f"Add a prefix, such as {possible}."
-        problem = f"--policy {str(path)!r}: unknown policy type{files and f'; the folder contains {files}'}"
-        raise ConfigError(problem, key="--policy", value=text, fix=fix)
+    if (source := named_source(text, given)) is not None:
+        return source
     if name and attribute and not {*"/\\"} & {*text}:
         return PolicySource(text, text)
     known = {"random": "random"}

@@ -12,12 +12,14 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
 import xxhash
 
 from rl_eval.adapters import RANDOM, integrations, loader_of
+from rl_eval.config.model_files import ModelFile, described
 from rl_eval.config.references import import_attribute
 from rl_eval.errors import ConfigError
 from rl_eval.errors.redaction import redact
@@ -51,10 +53,12 @@ class PolicyScheme:
     source: Callable[[str, Path | None, Collection[str]], PolicySource]
     """Function that returns the source. Its arguments are the reference before ``@``, the file, and the names of the
     policy arguments that the config sets."""
-    recognises: Callable[[Path], bool]
-    """Whether a file or folder is certainly of this type."""
+    recognises: Callable[[ModelFile], bool]
+    """Whether a file or folder is of this type."""
     suffix: str = ""
     """Suffix of a path that a policy string may omit."""
+    fallback: bool = False
+    """Whether any scheme without this flag that recognises a file comes first."""
 
     def named(self, path: Path | str) -> str:
         """Return the policy string for a file or folder."""
@@ -84,8 +88,14 @@ def forms() -> str:
     return ", ".join(scheme.form for scheme in schemes().values())
 
 
+def scheme_of(file: ModelFile) -> PolicyScheme | None:
+    """Return the first scheme that recognises a file or folder; None if none does."""
+    ordered = sorted(schemes().values(), key=attrgetter("fallback"))
+    return next((scheme for scheme in ordered if scheme.recognises(file)), None)
+
+
 def named_source(text: str, given: Collection[str] = ()) -> PolicySource | None:
-    """Return the source of the policy for ``random`` or a string with a scheme; None for any other string.
+    """Return the source of the policy for ``random``, a string with a scheme, or a path; None for any other string.
 
     Args:
         text: Value of ``policy.policy``, such as ``torch:my_pkg.nets:make@net.pt``.
@@ -93,8 +103,8 @@ def named_source(text: str, given: Collection[str] = ()) -> PolicySource | None:
             arguments.
 
     Raises:
-        ConfigError: The file does not exist or does not belong to the scheme, the string has a file but no scheme, or
-            the file must be downloaded first.
+        ConfigError: The file does not exist or does not belong to the scheme, its kind is unknown, the string has a
+            file but no scheme, or the file must be downloaded first.
     """
     if "hf://" in text:
         problem = f"the policy {text!r}: a config does not download files"
@@ -108,10 +118,20 @@ def named_source(text: str, given: Collection[str] = ()) -> PolicySource | None:
             problem = f"the policy {text!r}: only a reference with a scheme can name a file"
             fix = f"Write 'torch:{text}', or pass the file as weights (--weights, policy.weights)."
             raise ConfigError(problem, key="policy.policy", value=text, fix=fix)
-        return None
+        return _of_path(text, user_path(text), given) if text and is_there(user_path(text)) else None
     scheme = schemes()[name]
     reference, path = scheme.split(rest)
     return scheme.source(reference, _existing(text, path, scheme.suffix) if path else None, given)
+
+
+def _of_path(text: str, path: Path, given: Collection[str]) -> PolicySource:
+    """Return the source of a file or folder, recognised by its content."""
+    file = described(path)
+    if (scheme := scheme_of(file)) is not None:
+        return scheme.source("", path, given)
+    problem = f"the policy {text!r} has an unknown type: it is {file}"
+    fix = f"Pass {'one of its files' if file.is_folder else 'a file of a known type'}: {forms()}."
+    raise ConfigError(problem, key="policy.policy", value=text, fix=fix)
 
 
 def user_path(text: str) -> Path:
@@ -153,9 +173,10 @@ def anchored(text: str, folder: Path) -> str:
     """Return a policy string, with a relative path in it resolved against a folder."""
     name, colon, rest = text.partition(":")
     if not colon or name not in schemes():
-        return text
-    path = schemes()[name].split(rest)[1]
-    return f"{text.removesuffix(path)}{absolute(folder / user_path(path))}" if path else text
+        path = folder / user_path(text)
+        return absolute(path) if text not in ("", "random") and is_there(path) else text
+    named = schemes()[name].split(rest)[1]
+    return f"{text.removesuffix(named)}{absolute(folder / user_path(named))}" if named else text
 
 
 def with_named_policies(values: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -189,11 +210,6 @@ def _expanded(section: Any, others: dict[str, Any]) -> Any:
         return section
     kwargs = given.get("policy_kwargs", {})
     if not isinstance(kwargs, Mapping) or (source := named_source(text, kwargs)) is None:
-        if ":" not in text and is_there(path := user_path(text)):
-            kinds = [scheme.named(text) for scheme in schemes().values() if scheme.recognises(path)]
-            as_in = " or ".join(kinds) or forms()
-            problem = f"policy.policy is {text!r}, a path {'without a prefix' if kinds else 'of unknown type'}"
-            raise ConfigError(problem, key="policy.policy", value=text, fix=f"Write {as_in}.")
         return section
     own = {key.removeprefix("policy."): value for key, value in source.settings.items() if key.startswith("policy.")}
     others |= {key: value for key, value in source.settings.items() if not key.startswith("policy.")}

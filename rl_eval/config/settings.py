@@ -102,7 +102,7 @@ class PolicySection(_Section):
 
     policy: Any = None
     """An ``nn.Module``, a callable on batches, a ``Policy``, ``"module:factory"``, ``"module:function"`` of
-    ``observations`` (or ``obs``), ``random``, or a string with a scheme: ``torch:MODULE:ATTR@FILE``,
+    ``observations`` (or ``obs``), ``random``, a path of a model, or a string with a scheme: ``torch:MODULE:ATTR@FILE``,
     ``torch_module:PATH``, or a library's, such as ``LIBRARY:PATH``. A relative path in a config file is relative to
     that file."""
     policy_kwargs: dict[str, Any] = {}

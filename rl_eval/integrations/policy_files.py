@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-from rl_eval.bounded_read import open_zip, read_entry
+from rl_eval.config.model_files import ModelFile, described
 from rl_eval.config.policy_sources import PolicyScheme, PolicySource, absolute, path_in
 from rl_eval.errors import ConfigError
 
-_TORCH: Final = (".pt", ".pth")
+_WEIGHTS: Final = (".pt", ".pth", ".safetensors")
 _CLEANRL: Final = ".cleanrl_model"
 
 
@@ -86,25 +85,21 @@ def _checkpoint(reference: str, path: Path | None, given: Collection[str]) -> Po
     )
 
 
-def _is_checkpoint(path: Path) -> bool:
-    return path.is_dir() and (path / "rllib_checkpoint.json").exists()
+def _is_checkpoint(file: ModelFile) -> bool:
+    return file.is_folder and file.contains("rllib_checkpoint.json")
 
 
-def _is_whole(path: Path) -> bool:
+def _is_whole(file: ModelFile) -> bool:
     """Whether a file contains a whole module that ``torch.save`` wrote, not only weights."""
-    if _has_suffix(_TORCH, path):
-        with suppress(OSError, zipfile.BadZipFile), open_zip(path) as archive:
-            pickles = [name for name in archive.namelist() if name.endswith("/data.pkl")]
-            return any(b"_parameters" in read_entry(archive, name, path) for name in pickles)
-    return False
+    return file.is_torch and "_parameters" in file.texts
 
 
-def _has_weights(path: Path) -> bool:
-    return _has_suffix((*_TORCH, ".safetensors"), path) and not _is_whole(path)
+def _has_weights(file: ModelFile) -> bool:
+    return (file.is_torch or _has_suffix(_WEIGHTS, file)) and not _is_whole(file)
 
 
 def _check(form: str, reference: str, path: Path | None) -> None:
-    if path is not None and not reference and _is_whole(path):
+    if path is not None and not reference and _is_whole(described(path)):
         problem = f"the policy {str(path)!r} is a whole module"
         raise ConfigError(
             problem, key="policy.policy", value=str(path), fix=f"Write the policy as torch_module:{path}."
@@ -119,19 +114,19 @@ def _check(form: str, reference: str, path: Path | None) -> None:
         raise ConfigError(problem, key="policy.policy", value=reference, fix=f"Write the policy as {form}.")
 
 
-def _has_suffix(suffixes: tuple[str, ...], path: Path) -> bool:
-    return path.is_file() and path.suffix in suffixes
+def _has_suffix(suffixes: tuple[str, ...], file: ModelFile) -> bool:
+    return not file.is_folder and file.path.suffix in suffixes
 
 
-def _scheme(form: str, what: str, recognises: Callable[[Path], bool]) -> PolicyScheme:
-    return PolicyScheme(form, partial(_module, form, what), recognises)
+def _scheme(form: str, what: str, recognises: Callable[[ModelFile], bool]) -> PolicyScheme:
+    return PolicyScheme(form, partial(_module, form, what), recognises, fallback=True)
 
 
 _CLEANRL_FORM: Final = "cleanrl:MODULE:CLASS@FILE"
 
 TORCH: Final = {
     "torch": _scheme("torch:MODULE:ATTR@FILE", "the module", _has_weights),
-    "torch_module": PolicyScheme("torch_module:PATH", _whole, _is_whole),
+    "torch_module": PolicyScheme("torch_module:PATH", _whole, _is_whole, fallback=True),
 }
 TORCHRL: Final = {"torchrl": _scheme("torchrl:MODULE:ATTR@FILE", "the TorchRL module", partial(_has_suffix, ()))}
 CLEANRL: Final = {

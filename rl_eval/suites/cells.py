@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from rl_eval.config.builder import EvalConfig
-from rl_eval.config.policy_sources import schemes
+from rl_eval.config.model_files import described
+from rl_eval.config.policy_sources import scheme_of, schemes
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import ConfigError
 from rl_eval.records.plain import convert, plain_leaf
@@ -192,15 +193,15 @@ def _with_checkpoint(policy: Any, checkpoint: str, planned: PlannedCell) -> Keys
     if policy is not None:
         return {"policy": schemes()[policy].named(checkpoint)}
     path = planned.checkpoint
-    kinds = [one for one in schemes().values() if path is not None and path.exists() and one.recognises(path)]
-    if len(kinds) != 1:
+    scheme = scheme_of(described(path)) if path is not None and path.exists() else None
+    if scheme is None:
         problem = f"policies.{planned.cell.policy}: the type of {checkpoint} is unknown"
         fix = (
             f"Set policy to one of {', '.join(schemes())}, or to the pkg.module:attr of a function that builds the "
             "module for these weights."
         )
         raise ConfigError(problem, key=f"policies.{planned.cell.policy}.policy", value=checkpoint, fix=fix)
-    return {"policy": kinds[0].named(checkpoint)}
+    return {"policy": scheme.named(checkpoint)}
 
 
 def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:

@@ -122,10 +122,10 @@ def test_a_module_of_torchrl(tmp_path, monkeypatch):
     sys.modules.pop("my_actor")
 
 
-@pytest.mark.parametrize(("text", "key"), [("sb3:checkpoint", "policy.policy"), ("checkpoint", "--policy")])
-def test_a_checkpoint_of_another_framework_is_not_taken_for_a_model(tmp_path, monkeypatch, text, key):
+@pytest.mark.parametrize("text", ["sb3:checkpoint", "checkpoint"])
+def test_a_checkpoint_of_another_framework_is_not_taken_for_a_model(tmp_path, monkeypatch, text):
     monkeypatch.chdir(tmp_path)
     Path("checkpoint").mkdir()
-    with refused(ConfigError, key, value="checkpoint"):
+    with refused(ConfigError, "policy.policy", value="checkpoint"):
         policy_source(text)
     assert CliRunner().invoke(app, ["run", "--env", "CartPole-v1", "--policy", text]).exit_code == 2

@@ -144,20 +144,18 @@ def test_a_reference_is_what_makes_the_policy_and_a_folder_of_rllib_is_known_by_
     assert (named.factory, named.pickled) == ("pkg.module:make", None)
 
 
-def test_a_path_that_could_be_two_things_is_no_guess(tmp_path):
+def test_the_first_kind_that_matches_counts(tmp_path):
     (tmp_path / "rllib_checkpoint.json").touch()
     path = model(tmp_path / "model.zip")
-    with refused(ConfigError, "--policy", value=str(tmp_path)) as caught:
-        policy_source(str(tmp_path))
-    assert all(f"{name}:{tmp_path}" in str(caught.value) for name in ("sb3", "rllib"))
+    assert policy_source(str(tmp_path)).kwargs == {"path": str(tmp_path)}
     (tmp_path / "notes.txt").touch()
-    with refused(ConfigError, "--policy", value=str(tmp_path / "notes.txt")) as caught:
+    with refused(ConfigError, "policy.policy", value=str(tmp_path / "notes.txt")) as caught:
         policy_source(str(tmp_path / "notes.txt"))
     assert forms() in str(caught.value)
     assert policy_source(f"sb3:{tmp_path}").kwargs == {"path": str(path)}
 
 
-OPTIONS = ("", "modle.zip", "./a:b", "net", "nets", "notes.txt", "zips")
+OPTIONS = ("", "modle.zip", "./a:b", "net", "nets")
 """Texts that are refused as an option, since they begin as no reference does."""
 REFUSED = {
     "": "--policy",  # As of a variable that a script forgot to set.
@@ -167,7 +165,7 @@ REFUSED = {
     "nets": "'net:ATTR'",
     "net:Net@lin.pt": "'torch:net:Net@lin.pt'",
     "net.safetensors": "torch:MODULE:ATTR@net.safetensors",
-    "notes.txt": "sb3:PATH, rllib:PATH",
+    "notes.txt": "rllib:PATH, sb3:PATH",
     "zips": "a.zip, b.zip",
     "sb3:modle.zip": "'modle.zip'",
     "rllib:checkpoint": "'checkpoint'",
@@ -481,10 +479,17 @@ def test_a_path_of_windows_is_no_module(tmp_path, monkeypatch):
     assert "weights" not in outcome.stderr
 
 
-def test_a_file_without_its_prefix_is_known_all_the_same(tmp_path):
-    """Outside of the command line, the prefix is not guessed, and the error names it."""
+def test_a_path_without_its_prefix_is_the_same_policy_in_a_config(tmp_path, monkeypatch):
+    """In Python, in a file and beside it, alone and among several."""
     path = model(tmp_path / "ppo.zip")
-    with refused(ConfigError, "policy.policy", value=str(path)) as caught:
-        evaluate("CartPole-v1", str(path))
-    assert f"sb3:{path}" in str(caught.value)
-    assert "unknown" not in str(caught.value)
+    section = {"policy": SB3, "policy_kwargs": {"path": str(path)}}
+    named = EvalConfig().environment("CartPole-v1").policy(str(path)).build().policy
+    assert {name: getattr(named, name) for name in section} == section
+    (tmp_path / "c.yaml").write_text("policy: {policies: {a: ppo.zip, b: random}}")
+    monkeypatch.chdir("/")
+    built = EvalConfig.from_yaml(tmp_path / "c.yaml").environment("x:y", agents=("a", "b")).build()
+    assert {name: getattr(built.policy.policies["a"], name) for name in section} == section
+    (tmp_path / "notes.txt").write_text("notes")
+    with refused(ConfigError, "policy.policy", value=str(tmp_path / "notes.txt")) as caught:
+        evaluate("CartPole-v1", str(tmp_path / "notes.txt"))
+    assert untold(str(caught.value), "neither", forms()) == []

@@ -504,7 +504,7 @@ def test_a_policy_that_is_no_policy_file_is_named_with_the_reason(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("token").touch()
-    with refused(ConfigError, "--policy", value=name) as caught:
+    with refused(ConfigError, value=name) as caught:
         policy_source(name)
     assert "***" not in str(caught.value)
 

@@ -16,7 +16,6 @@ import pickletools
 import re
 import zipfile
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -25,7 +24,8 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import override
 
-from rl_eval.bounded_read import FEW_MB, BoundedFile, open_zip, read_entry
+from rl_eval.bounded_read import FEW_MB, BoundedFile, read_entry
+from rl_eval.config.model_files import ModelFile, described
 from rl_eval.config.policy_sources import PolicyScheme, PolicySource, absolute, path_in
 from rl_eval.errors import ConfigError
 from rl_eval.records.plain import parse_json
@@ -80,12 +80,10 @@ def _source(reference: str, path: Path | None, given: Collection[str]) -> Policy
     )
 
 
-def _recognises(path: Path) -> bool:
-    if path.is_dir():
-        return any(map(_recognises, path.glob("*.zip")))
-    with suppress(OSError, zipfile.BadZipFile), open_zip(path) as archive:
-        return {"data", "policy.pth"} <= set(archive.namelist())
-    return False
+def _recognises(file: ModelFile) -> bool:
+    if file.is_folder:
+        return any(_recognises(described(path)) for path in file.path.glob("*.zip") if path.is_file())
+    return file.contains("data", "policy.pth")
 
 
 def normalizer_of(model: Path) -> tuple[bool | None, Path | None]:

@@ -20,6 +20,7 @@ from typing import Final, final
 import xxhash
 
 from rl_eval.adapters import loader_of
+from rl_eval.config.model_files import described
 from rl_eval.config.policy_sources import digest_of, file_digests, files_in, schemes
 from rl_eval.config.settings import EvalSettings, with_values
 from rl_eval.errors import ConfigError
@@ -211,7 +212,7 @@ def _own_files(model: Path, factory: object) -> dict[str, Path]:
     """
     library = loader_of(factory)
     scheme = schemes().get(library.name) if library else None
-    if scheme is not None and model.exists() and scheme.recognises(model):
+    if scheme is not None and model.exists() and scheme.recognises(described(model)):
         with suppress(ConfigError):
             kwargs = scheme.source("", model, ()).kwargs
             return {name: Path(kwargs[name]) for name in file_digests(factory, kwargs) if name != _PATH}

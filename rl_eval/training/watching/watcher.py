@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from rl_eval.atomic_write import sweep, write_bytes, write_text
-from rl_eval.config.policy_sources import digest_of, schemes
+from rl_eval.config.model_files import described
+from rl_eval.config.policy_sources import digest_of, scheme_of
 from rl_eval.config.settings import EvalSettings, PolicySection, with_values
 from rl_eval.errors import ClusterError, ConfigError, LogMismatch, UsageError, WeightsError
 from rl_eval.execution.group import EvalRunnerGroup
@@ -442,5 +443,7 @@ def _written(output: Path) -> Iterator[None]:
 
 def _advice(path: Path) -> str:
     """Return a hint for a file that is a model of a library; an empty string for any other file."""
-    models = [one.named(path) for one in schemes().values() if "@" not in one.form and one.recognises(path)]
-    return f". The file is a whole model, not only weights: set policy.policy to {models[0]}" if models else ""
+    scheme = scheme_of(described(path))
+    if scheme is None or "@" in scheme.form:
+        return ""
+    return f". The file is a whole model, not only weights: set policy.policy to {scheme.named(path)}"
