@@ -275,8 +275,12 @@ def _meant_name(env: Any) -> str:
     return ":".join(env.rsplit(".", 1)) if isinstance(env, str) and _DOTTED.fullmatch(env) else ""
 
 
-def wrapped(env: gym.Env[Any, Any], wrapper: Any, key: str) -> gym.Env[Any, Any]:
-    """Put a wrapper around an environment."""
+def wrapper_of(wrapper: Any, key: str) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """Return the factory and the arguments of an entry of ``environment.wrappers``.
+
+    Raises:
+        ConfigError: The entry is not a wrapper, or cannot be imported.
+    """
     kwargs = dict(wrapper) if isinstance(wrapper, Mapping) else {"wrapper": wrapper}
     given = kwargs.pop("wrapper", None)
     factory = import_attribute(key, given) if isinstance(given, str) else given
@@ -287,12 +291,17 @@ def wrapped(env: gym.Env[Any, Any], wrapper: Any, key: str) -> gym.Env[Any, Any]
             "keyword arguments."
         )
         raise ConfigError(problem, key=key, value=wrapper, fix=fix)
+    return factory, copy_containers(kwargs)
+
+
+def wrapped(env: gym.Env[Any, Any], wrapper: Any, key: str) -> gym.Env[Any, Any]:
+    """Put a wrapper around an environment."""
+    factory, kwargs = wrapper_of(wrapper, key)
     try:
-        built: gym.Env[Any, Any] = factory(env, **copy_containers(kwargs))
+        built: gym.Env[Any, Any] = factory(env, **kwargs)
     except TypeError as error:
-        text = f"{key}: {given!r} cannot be built with {kwargs!r}: {error}"
-        raise ConfigError(text, key=key, value=given) from error
-    _check_members(built, f"{key} {given!r}")
+        raise ConfigError(f"{key}: {wrapper!r} cannot be built: {error}", key=key, value=wrapper) from error
+    _check_members(built, f"{key} {wrapper!r}")
     return built
 
 

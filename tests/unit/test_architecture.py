@@ -29,6 +29,7 @@ LAYERS = (
     "weights",
     "config",
     "policies",
+    "wrappers",
     "runners",
     "backends",
     "testing",

@@ -313,6 +313,16 @@ def _range(leaf: gym.Space[Any]) -> tuple[Any, Any]:
     return leaf.start, leaf.start + (leaf.n if isinstance(leaf, gym.spaces.Discrete) else leaf.nvec) - 1  # type: ignore[attr-defined]
 
 
+def zeros_of(space: gym.Space[Any], rows: tuple[int, ...]) -> Any:
+    """Return nested arrays with rows of zeros, or of the lowest value where zero is not in the space."""
+
+    def leaf_of_zeros(leaf: gym.Space[Any]) -> Any:
+        near = np.clip(0, *_range(leaf))
+        return np.broadcast_to(near, (*rows, *(leaf.shape or ()))).astype(leaf.dtype)[()]
+
+    return tree.map_structure(leaf_of_zeros, _nested(space, "observation_space"))
+
+
 def _sample_leaf(leaf: gym.Space[Any], rows: int, rng: np.random.Generator, scale: float) -> Array:
     (low, high), shape = _range(leaf), (rows, *(leaf.shape or ()))
     if not isinstance(leaf, gym.spaces.Box):

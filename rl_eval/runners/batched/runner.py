@@ -521,7 +521,7 @@ def _check_supported(settings: EvalSettings) -> None:
     """
     environment = settings.environment
     unsupported = {
-        "environment.wrappers": environment.wrappers,
+        "environment.wrappers": settings.runners.block and environment.wrappers,
         "environment.action_masks": environment.action_masks,
         "environment.env_reuse": environment.env_reuse == "episode" and "episode",
     }

@@ -188,6 +188,10 @@ class BatchSimulator(abc.ABC):
         fix = "Set runners.block: 64, if episodes may depend on the number of environments."
         raise ConfigError(problem, key="runners.block", fix=fix)
 
+    def first_values(self, key: str) -> tuple[npt.NDArray[Any], Flags] | None:
+        """Return the values of an ``info`` key in the last :meth:`restart`; see :attr:`BatchStep.values`."""
+        return None
+
     def reset(self, seed: int) -> Any:
         """Start an episode in every slot, from one seed, for a block; return observations of shape (num_envs, ...).
 

@@ -19,6 +19,7 @@ from rl_eval.config.settings import EnvironmentSection, is_live_environment
 from rl_eval.errors import ConfigError, EnvError
 from rl_eval.policies.inference.device_arrays import like, numpy_of, with_rows
 from rl_eval.records.episode import EpisodeSpec
+from rl_eval.runners.batched.added import with_wrappers
 from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep, Flags, Slots
 from rl_eval.runners.batched.trial import WITHOUT_RESTARTS
 from rl_eval.runners.environment import attribute_of, build_env, episode_hook
@@ -67,6 +68,8 @@ class VectorEnvSimulator(BatchSimulator):
             fix = "Set runners.runner: vector."
             raise ConfigError(problem, key="environment.env", value=type(first).__name__, fix=fix)
         self._started, self._blocks = False, blocks
+        self._first: Mapping[str, Any] = {}
+        """Infos of the last reset."""
         self._has_infos = False
         """Whether any slot has reported an info."""
         self._ended: Flags = np.zeros(self.num_envs, bool)
@@ -107,8 +110,12 @@ class VectorEnvSimulator(BatchSimulator):
         seed: Any = [chosen.get(slot) for slot in range(self.num_envs)]
         if self._is_ale:
             seed = np.array([_ale_seed(chosen[slot]) for slot in sorted(chosen)], np.int64)
-        observations, _ = self.env.reset(seed=seed, options={**options, "reset_mask": mask})
+        observations, self._first = self.env.reset(seed=seed, options={**options, "reset_mask": mask})
         return observations
+
+    @override
+    def first_values(self, key: str) -> tuple[np.ndarray[Any, Any], Flags] | None:
+        return _Values(self._first, self.num_envs)(key)
 
     @override
     def step(self, actions: Any) -> BatchStep:
@@ -260,7 +267,7 @@ def build_simulator(
         section = section.model_copy(update={"env_kwargs": {"reward_clipping": False} | dict(section.env_kwargs)})
     built = build_env(section, runner_index, 0, num_runners, num_envs=num_envs)
     try:
-        return _adapted(built, section, num_envs, blocks=blocks)
+        return with_wrappers(_adapted(built, section, num_envs, blocks=blocks), section.wrappers)
     except ConfigError:
         if not is_live_environment(section.env):
             with suppress(Exception):  # The rejection is the error to raise.

@@ -1,0 +1,177 @@
+"""Wrappers that add the last action, the last reward or values of ``info`` to the observation.
+
+An observation that is no Dict becomes a Dict with the key ``observation``; a Dict keeps its keys. The added values
+depend only on the episode. In ``environment.wrappers``, these wrappers also apply to each slot of a batched simulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Final, final
+
+import gymnasium as gym
+import numpy as np
+from typing_extensions import override
+
+from rl_eval.errors import ConfigError, EnvError
+from rl_eval.policies.inference.spaces import zeros_of
+
+Spaces = dict[str, gym.Space[Any]]
+Read = Callable[[str, gym.Space[Any]], Any]
+"""Takes a key of ``info`` and its space; returns the value, or None if it is missing."""
+_NUMBER: Final = gym.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+
+
+class AddingWrapper(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
+    """Base class of the wrappers of this module.
+
+    Its methods :meth:`begun` and :meth:`after` return the added values of one environment. For a batched simulator,
+    their arguments and results have one row for each slot.
+
+    Args:
+        env: The environment.
+        arguments: Arguments of :meth:`added_spaces`.
+
+    Raises:
+        ConfigError: The observation space already has one of the keys.
+    """
+
+    reads_info: ClassVar[bool] = False
+    """Whether the added values are values of ``info``."""
+
+    def __init__(self, env: gym.Env[Any, Any], **arguments: Any) -> None:
+        gym.utils.RecordConstructorArgs.__init__(self, **arguments)
+        super().__init__(env)
+        self._added = self.added_spaces(env.action_space, **arguments)
+        self.observation_space = extended(env.observation_space, self._added)
+
+    @classmethod
+    def added_spaces(cls, action_space: gym.Space[Any], *_: Any, **arguments: Any) -> Spaces:
+        """Return the spaces of the added values, by key."""
+        raise NotImplementedError
+
+    @staticmethod
+    def begun(added: Spaces, info: Read) -> dict[str, Any]:  # noqa: ARG004  # InfoKeys reads them.
+        """Return the values that are known when an episode begins; the others are zeros."""
+        return {}
+
+    @staticmethod
+    def after(added: Spaces, action: Any, reward: Any, info: Read) -> dict[str, Any]:
+        """Return all values after a step."""
+        raise NotImplementedError
+
+    @override
+    def reset(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        observation, info = self.env.reset(**kwargs)
+        begun = self.begun(self._added, _reader(info))
+        return joined(self.env.observation_space, observation, zeros(self._added) | begun), info
+
+    @override
+    def step(self, action: Any) -> tuple[dict[str, Any], Any, Any, Any, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        values = self.after(self._added, action, reward, _reader(info))
+        return joined(self.env.observation_space, observation, values), reward, terminated, truncated, info
+
+
+@final
+class LastAction(AddingWrapper):
+    """Wrapper that adds ``last_action``: the action of the last step, in the form that the environment takes.
+
+    Before the first step, it is zero, or the lowest action if zero is not in the action space.
+    """
+
+    @classmethod
+    @override
+    def added_spaces(cls, action_space: gym.Space[Any]) -> Spaces:
+        return {"last_action": action_space}
+
+    @staticmethod
+    @override
+    def after(added: Spaces, action: Any, reward: Any, info: Read) -> dict[str, Any]:
+        return {"last_action": action}
+
+
+@final
+class LastReward(AddingWrapper):
+    """Wrapper that adds ``last_reward``: the reward of the last step, shape (1,), float32; zero before the first."""
+
+    @classmethod
+    @override
+    def added_spaces(cls, action_space: gym.Space[Any]) -> Spaces:
+        return {"last_reward": _NUMBER}
+
+    @staticmethod
+    @override
+    def after(added: Spaces, action: Any, reward: Any, info: Read) -> dict[str, Any]:
+        return {"last_reward": np.asarray(reward, np.float32).reshape(*np.shape(reward)[:1], 1)}
+
+
+@final
+class InfoKeys(AddingWrapper):
+    """Wrapper that adds values of ``info``, by their keys.
+
+    Every step must report each key. If the reset does not report a key, its value is zero until the first step.
+
+    Args:
+        env: The environment.
+        keys: Keys of numbers, which are added with shape (1,) and dtype float32. Or a mapping of keys to spaces.
+    """
+
+    reads_info: ClassVar[bool] = True
+
+    def __init__(self, env: gym.Env[Any, Any], keys: Sequence[str] | Mapping[str, gym.Space[Any]]) -> None:
+        super().__init__(env, keys=keys)
+
+    @classmethod
+    @override
+    def added_spaces(cls, action_space: gym.Space[Any], keys: Sequence[str] | Mapping[str, gym.Space[Any]]) -> Spaces:
+        return dict(keys) if isinstance(keys, Mapping) else dict.fromkeys(keys, _NUMBER)
+
+    @staticmethod
+    @override
+    def begun(added: Spaces, info: Read) -> dict[str, Any]:
+        found = {key: info(key, space) for key, space in added.items()}
+        return {key: value for key, value in found.items() if value is not None}
+
+    @staticmethod
+    @override
+    def after(added: Spaces, action: Any, reward: Any, info: Read) -> dict[str, Any]:
+        found = {key: info(key, space) for key, space in added.items()}
+        if missing := [key for key, value in found.items() if value is None]:
+            problem = f"info lacks {missing[0]!r}, which the wrapper InfoKeys adds to the observation"
+            fix = "Report the key in the info of every step, or remove it from the wrapper's keys."
+            raise EnvError(problem, key=f"info.{missing[0]}", fix=fix)
+        return found
+
+
+def extended(space: gym.Space[Any], added: Spaces) -> gym.spaces.Dict:
+    """Return an observation space with more keys.
+
+    Raises:
+        ConfigError: The space already has one of the keys.
+    """
+    parts = space.spaces if isinstance(space, gym.spaces.Dict) else {"observation": space}
+    if twice := parts.keys() & added.keys():
+        problem = f"a wrapper adds {min(twice)!r} to the observation, which already has this key"
+        fix = "Remove the wrapper, or rename the key of the environment."
+        raise ConfigError(problem, key="environment.wrappers", value=min(twice), fix=fix)
+    return gym.spaces.Dict({**parts, **added})
+
+
+def joined(space: gym.Space[Any], observation: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an observation of a space, or a batch of them, with more values."""
+    parts = observation if isinstance(space, gym.spaces.Dict) else {"observation": observation}
+    return {**parts, **values}
+
+
+def zeros(added: Spaces, *rows: int) -> dict[str, Any]:
+    """Return the values before the first step, of one environment or of some rows."""
+    return {key: zeros_of(space, rows) for key, space in added.items()}
+
+
+def _reader(info: Mapping[str, Any]) -> Read:
+    def read(key: str, space: gym.Space[Any]) -> Any:
+        value = info.get(key)
+        return np.reshape(value, (1,)) if value is not None and space is _NUMBER else value
+
+    return read
