@@ -19,13 +19,14 @@ import pickle
 import re
 import sys
 import warnings
-import zipfile
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+from zipfile import BadZipFile, ZipFile, is_zipfile
 
 import numpy as np
 import numpy.typing as npt
@@ -271,8 +272,12 @@ def tensors_of(snapshot: WeightsSnapshot, advice: str = "") -> dict[str, torch.T
     return contents
 
 
-def read_tensors(path: Path) -> Any:
+def read_tensors(path: Path, inside: bytes | None = None) -> Any:
     """Return the content of a file of weights, without running code of the file.
+
+    Args:
+        path: The file.
+        inside: Content of a torch file that is a part of the file; None if the whole file is read.
 
     Raises:
         Exception: The file cannot be read; see the libraries of the formats.
@@ -283,14 +288,14 @@ def read_tensors(path: Path) -> Any:
         with BoundedFile(path) as file:
             file.read(int.from_bytes(file.read(8), "little"))  # The header, which is parsed before anything is checked.
         return load_file(path)
-    with suppress(zipfile.BadZipFile), open_zip(path) as archive:
+    with suppress(BadZipFile), open_zip(path) if inside is None else ZipFile(BytesIO(inside)) as archive:
         if any(entry.compress_type for entry in archive.infolist()):  # A pickle can take 70 times its inflated size.
             raise OSError(errno.EINVAL, "its entries are compressed, which torch.save does not do", str(path))
     import torch
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # We raise an error instead of torch's warning.
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path if inside is None else BytesIO(inside), map_location="cpu", weights_only=True)
 
 
 def _explain_unreadable(path: Path, error: Exception) -> tuple[str, str]:
@@ -319,7 +324,7 @@ def _explain_unreadable(path: Path, error: Exception) -> tuple[str, str]:
 def _was_pickled(path: Path) -> bool:
     """Whether a file looks like a pickle or an archive of ``torch.save``."""
     with path.open("rb") as file:
-        return file.read(1) == pickle.PROTO or zipfile.is_zipfile(file)
+        return file.read(1) == pickle.PROTO or is_zipfile(file)
 
 
 def _select(loaded: Any, key: str, path: Path) -> Any:

@@ -86,6 +86,15 @@ INTEGRATIONS: Final = (
     ),
     Integration("tianshou", packages=("tianshou",), adapter=f"{_HERE}.tianshou"),
     Integration(
+        "d3rlpy",
+        packages=("d3rlpy", f"{_HERE}.d3rlpy"),
+        adapter=f"{_HERE}.d3rlpy",
+        schemes=f"{_HERE}.policy_files:D3RLPY",
+        loaders=(f"{_HERE}.d3rlpy",),
+        distributions=("d3rlpy",),
+        install="d3rlpy",
+    ),
+    Integration(
         "jumanji",
         packages=("jumanji",),
         adapter=f"{_HERE}.jumanji",

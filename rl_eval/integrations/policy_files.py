@@ -31,6 +31,8 @@ def reading(key: str, path: object, what: str, advice: str = "") -> Iterator[Non
     """
     try:
         yield
+    except ConfigError:
+        raise
     except Exception as error:
         newer = isinstance(error, ImportError) and error.name == "numpy._core"
         problem = f"policy_kwargs.{key}: {str(path)!r} cannot be read as {what}: {type(error).__name__}: {error}"
@@ -74,6 +76,12 @@ def _whole(reference: str, path: Path | None, given: Collection[str]) -> PolicyS
     )
 
 
+def _algorithm(reference: str, path: Path | None, given: Collection[str]) -> PolicySource:
+    path = path_in("d3rlpy:model.d3", path)
+    factory = "rl_eval.integrations.d3rlpy:load_policy"
+    return PolicySource(factory, f"an algorithm of d3rlpy, {path}", {"path": absolute(path)})
+
+
 def _checkpoint(reference: str, path: Path | None, given: Collection[str]) -> PolicySource:
     path = path_in("rllib:checkpoint_000010", path)
     return PolicySource(
@@ -87,6 +95,10 @@ def _checkpoint(reference: str, path: Path | None, given: Collection[str]) -> Po
 
 def _is_checkpoint(file: ModelFile) -> bool:
     return file.is_folder and file.contains("rllib_checkpoint.json")
+
+
+def _is_algorithm(file: ModelFile) -> bool:
+    return file.head.startswith(b"\x80") and {"torch", "config", "version"} <= file.texts
 
 
 def _is_whole(file: ModelFile) -> bool:
@@ -132,4 +144,5 @@ TORCHRL: Final = {"torchrl": _scheme("torchrl:MODULE:ATTR@FILE", "the TorchRL mo
 CLEANRL: Final = {
     "cleanrl": PolicyScheme(_CLEANRL_FORM, partial(_agent, _CLEANRL_FORM), partial(_has_suffix, (_CLEANRL,)))
 }
+D3RLPY: Final = {"d3rlpy": PolicyScheme("d3rlpy:PATH", _algorithm, _is_algorithm)}
 RLLIB: Final = {"rllib": PolicyScheme("rllib:PATH", _checkpoint, _is_checkpoint)}
