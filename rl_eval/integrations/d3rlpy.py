@@ -119,18 +119,21 @@ def as_policy(
     algo, impl = learned.algo, learned.algo.impl
     discrete = algo.get_action_type() == ActionSpace.DISCRETE
     size = getattr(action_space, "n", int(np.prod(action_space.shape or ())))
-    tuples = isinstance(observation_space, gym.spaces.Tuple)
-    shapes = [space.shape for space in (observation_space if tuples else [observation_space])]
+    parts = observation_space.spaces if isinstance(observation_space, gym.spaces.Tuple) else [observation_space]
     kind = gym.spaces.Discrete if discrete else gym.spaces.Box
     if (
         not isinstance(action_space, kind)
         or size != impl.action_size
-        or tree.flatten(shapes) != tree.flatten(impl.observation_shape)
+        or tree.flatten([part.shape for part in parts]) != tree.flatten(impl.observation_shape)
     ):
-        ours = f"observations of shape {impl.observation_shape} and a {kind.__name__} space of {impl.action_size} actions"
+        ours = (
+            f"observations of shape {impl.observation_shape} and a {kind.__name__} space of {impl.action_size} actions"
+        )
         problem = f"the policy was trained with {ours}, but the environment has {observation_space} and {action_space}"
         raise ConfigError(problem, key="environment.env", value=str(observation_space))
-    algo._device = impl._device = section.device
+    learned.to(section.device)
+    for part in (algo, impl):
+        vars(part)["_device"] = section.device  # Observations are moved to it.
     if section.deterministic and _draws(algo, observation_space):
         problem = f"predict() of {type(algo).__name__} draws actions at random, but policy.deterministic is True"
         fix = "Set policy.deterministic to False. Actions are then those of sample_action(), with each episode's noise."
@@ -196,6 +199,7 @@ def _check_kind(value: Any) -> None:
         name = type(value).__name__
         problem = f"a {name} of d3rlpy does not choose actions from observations alone"
         fix = (
-            "For a decision transformer, write an rl_eval.Policy with the former steps in its state, and add the reward to observations"
+            "For a decision transformer, write an rl_eval.Policy that keeps the former steps in its state, and add the "
+            "last reward to the observation with an environment wrapper."
         )
         raise ConfigError(problem, key="policy", value=name, fix=fix)

@@ -36,4 +36,6 @@ def check_equal_to_loop(env_id: str, policies: list[Any], act: Callable[[Any], A
     episodes = results[0].episodes
     expected = loop(env_id, act, [int(episode.seed) for episode in episodes])
     assert [episode.length for episode in episodes] == [length for _, length in expected]
-    np.testing.assert_allclose([episode.episode_return for episode in episodes], [one for one, _ in expected], rtol=1e-4)
+    np.testing.assert_allclose(
+        [episode.episode_return for episode in episodes], [one for one, _ in expected], rtol=1e-4
+    )

@@ -138,7 +138,7 @@ def test_what_is_no_policy_of_observations_is_refused(tmp_path: Path) -> None:
     class Own(algos.DQN):
         """An algorithm that a user changed."""
 
-    own = Own(algos.DQNConfig(), False)
+    own = Own(algos.DQNConfig(), False, False)
     own.create_impl((3,), 2)
     with pytest.raises(ConfigError) as caught:
         ours.portable(own)
@@ -173,17 +173,15 @@ def test_a_file_runs_nothing(tmp_path: Path) -> None:
     content = pickle.loads(file.read_bytes())
     weights = io.BytesIO()
     torch.save({"q_funcs": Attack(touched)}, weights)
-    for name, changed in {
-        "outer": {"torch": b"", "config": Attack(touched), "version": "2.8.1"},
-        "more": {**content, "extra": Attack(touched), "version": "2.8.1"},
-        "inner": {**content, "torch": weights.getvalue()},
-    }.items():
+    outer = {"torch": b"", "config": Attack(touched), "version": "2.8.1"}
+    for changed in (outer, {**content, "torch": weights.getvalue()}):
         file.write_bytes(pickle.dumps(changed))
-        try:
+        with pytest.raises(ConfigError) as caught:
             ours.load_policy(file)
-        except ConfigError as error:
-            assert error.key == "policy.policy_kwargs.path", name
-        assert not touched.exists(), name
+        assert caught.value.key == "policy.policy_kwargs.path"
+    file.write_bytes(pickle.dumps({**content, "extra": Attack(touched)}))
+    ours.load_policy(file)
+    assert not touched.exists()
 
 
 def test_damaged_files_are_errors_that_name_them(tmp_path: Path) -> None:
