@@ -200,6 +200,6 @@ def _check_kind(value: Any) -> None:
         problem = f"a {name} of d3rlpy does not choose actions from observations alone"
         fix = (
             "For a decision transformer, write an rl_eval.Policy that keeps the former steps in its state, and add the "
-            "last reward to the observation with an environment wrapper."
+            "last reward to the observation (rl_eval.wrappers.LastReward)."
         )
         raise ConfigError(problem, key="policy", value=name, fix=fix)

@@ -36,6 +36,7 @@ PEERS = {
     "jumanji": "jumanji",
     "atari": "ale_py",
     "cleanrl": "torch",
+    "d3rlpy": "d3rlpy",
     "sb3": "stable_baselines3",
     "rllib": "ormsgpack",
     "tianshou": "tianshou",
