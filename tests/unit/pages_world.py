@@ -30,6 +30,7 @@ FOLLOWED = {
         "coming_from_torchrl",
         "training",
     ),
+    "tests/learners/test_your_policy.py": ("your_policy",),
     "tests/unit/test_extending.py": ("extending",),
     "tests/unit/test_multi_agent.py": ("multi_agent",),
     "tests/unit/test_ope.py": ("trajectories",),
