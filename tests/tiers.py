@@ -30,7 +30,7 @@ _DYNAMO = re.compile(
     r"(?i).*(tensordict|compiled|unit/test_(sampling|trainer_untouched|weights)\.py|test_wrappers_are_taken_off)"
 )
 """Tests that load tensordict or compile, which takes five seconds once: one worker has them."""
-_WITH_CLUSTERS = ("tests/integrations/", "tests/simulators/")
+_WITH_CLUSTERS = ("tests/integrations/", "tests/learners/", "tests/simulators/")
 """Tests that take long by themselves: each worker has its own cluster for them."""
 _ROOT = Path(__file__).parents[1]
 _OWN = (str(_ROOT / "tests"), str(_ROOT / "rl_eval"))
