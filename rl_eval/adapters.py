@@ -57,6 +57,8 @@ class Integration:
     """Glob of files that belong to a model, in the model's folder."""
     distributions: tuple[str, ...] = ()
     """Distributions whose versions are recorded in the results of the library's models."""
+    file_form: str = ""
+    """Policy string of a file, for the error about an object of the library that cannot be sent to a runner."""
     install: str = ""
     """Argument of ``pip install`` for the library."""
     simulator: str = ""
@@ -99,13 +101,19 @@ def learning_wrappers() -> dict[str, str]:
     return {name: flag for one in integrations() for name, flag in one.learning_wrappers.items()}
 
 
-def integration_for(value: Any, function: str) -> Any:
-    """Return a function of the adapter of an object's library; None if there is no such adapter or function."""
+def library_of(value: Any) -> Integration | None:
+    """Return the library of an object that has an adapter; None for any other object."""
     for base in type(value).__mro__:
         for one in integrations():
             if one.adapter and f"{base.__module__}.".startswith(tuple(f"{package}." for package in one.packages)):
-                return getattr(importlib.import_module(one.adapter), function, None)
+                return one
     return None
+
+
+def integration_for(value: Any, function: str) -> Any:
+    """Return a function of the adapter of an object's library; None if there is no such adapter or function."""
+    library = library_of(value)
+    return getattr(importlib.import_module(library.adapter), function, None) if library else None
 
 
 def loader_of(factory: Any) -> Integration | None:

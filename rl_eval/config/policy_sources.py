@@ -57,6 +57,9 @@ class PolicyScheme:
     """Whether a file or folder is of this type."""
     suffix: str = ""
     """Suffix of a path that a policy string may omit."""
+    parts: Callable[[Path], Mapping[str, Path]] | None = None
+    """Function that returns the other files of the policy in a file, by their names in this file. A digest covers them.
+    It must return none for a file of another type."""
     fallback: bool = False
     """Whether any scheme without this flag that recognises a file comes first."""
 
@@ -269,7 +272,7 @@ def _loaded(factory: Any, path: Path) -> Path | None:
 
 
 def digest_of(path: Path) -> str:
-    """Return the 128-bit xxh3 of a file, or of the names and contents of all files in a folder."""
+    """Return the 128-bit xxh3 of a file and its parts, or of the names and contents of all files in a folder."""
     digest = xxhash.xxh3_128()
     for name, file in files_in(path):
         if name:
@@ -283,8 +286,9 @@ def digest_of(path: Path) -> str:
 def files_in(path: Path) -> list[tuple[str, Path]]:
     """Return the files of a folder with their relative names, sorted.
 
-    For a file, return the file with an empty name.
+    For a file, return the file with an empty name, and its parts with their names; see :attr:`PolicyScheme.parts`.
     """
     if not path.is_dir():
-        return [("", path)]
+        parts = [part for scheme in schemes().values() if scheme.parts for part in scheme.parts(path).items()]
+        return [("", path), *parts]
     return sorted((file.relative_to(path).as_posix(), file) for file in path.rglob("*") if file.is_file())

@@ -69,6 +69,16 @@ INTEGRATIONS: Final = (
             "stable_baselines3.common.vec_env.vec_transpose:",
         ),
     ),
+    Integration(
+        "onnx",
+        packages=("onnxruntime", f"{_HERE}.onnx"),
+        adapter=f"{_HERE}.onnx",
+        schemes=f"{_HERE}.onnx_files:SCHEMES",
+        loaders=(f"{_HERE}.onnx",),
+        distributions=("onnxruntime",),
+        install="rl-eval[onnx]",
+        file_form="onnx:policy.onnx",
+    ),
     Integration("filters", packages=(f"{_HERE}.rllib.filters",), adapter=f"{_HERE}.rllib.filters"),
     Integration("torch_module", schemes=f"{_HERE}.policy_files:TORCH", loaders=(f"{_HERE}.torch_module",)),
     Integration(

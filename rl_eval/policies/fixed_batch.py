@@ -31,15 +31,15 @@ def row_by_row(run: Callable[[Any], Any], inputs: Any, size: int, live: npt.NDAr
     return tree.map_structure(lambda *parts: np.stack(parts), *rows)
 
 
-def note_on(what: str, shape: object, fix: str) -> str:
+def note_on(dimension: str, size: int, export: str) -> str:
     """Return the note for readers of a result whose policy is such a model.
 
     Args:
-        what: Input of the model, such as ``the input 'obs' of policy.onnx``.
-        shape: Its shape.
-        fix: Argument of the export that makes the batch free.
+        dimension: Dimension of the batch, such as ``dimension 0 of the input 'obs'``.
+        size: Its size.
+        export: Argument of the export that makes the batch free.
     """
     return (
-        f"{what} has the fixed shape {shape}, so every row is computed alone, which is exact but slow. To compute rows "
-        f"together, export the model with a free batch dimension: {fix}"
+        f"{dimension} has the fixed size {size}, so every row is computed alone, which is exact but slow. To compute "
+        f"rows together, export the model with {export}"
     )

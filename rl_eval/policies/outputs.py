@@ -8,6 +8,8 @@ MultiDiscrete      logits, (sum(nvec),)           the same for each part
 MultiBinary        logits, (n,)                   logit > 0, or sampled
 Box                actions, or (mean, log_std)    the mean, or mean + exp(log_std) * noise
 =================  =============================  ==========================================
+
+For Discrete and MultiDiscrete, integers in the shape of an action are actions, not logits.
 """
 
 from __future__ import annotations
@@ -107,6 +109,8 @@ class OutputReader:
     ) -> Array:
         space = self.space
         batch = len(output)
+        if isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete) and self._has_actions(output):
+            return self._read_actions(output, None, noise)
         if isinstance(space, gym.spaces.Discrete):
             logits = _expect(output, (batch, int(space.n)), "logits", space)
             return categorical(logits, live, noise) + int(space.start)
@@ -119,9 +123,13 @@ class OutputReader:
         if isinstance(space, gym.spaces.MultiBinary):
             logits = _expect(output.reshape(batch, -1), (batch, int(np.prod(space.shape))), "logits", space)
             return bernoulli(logits, noise).reshape(batch, *space.shape)
-        return self._read_box(output, log_std, noise)
+        return self._read_actions(output, log_std, noise)
 
-    def _read_box(self, output: Array, log_std: Array | None, noise: NoiseSource | None) -> Array:
+    def _has_actions(self, output: Array) -> bool:
+        """Return whether the network has chosen actions itself, such as by an argmax."""
+        return output.dtype.kind in "iu" and output.size == len(output) * int(np.prod(self.space.shape or ()))
+
+    def _read_actions(self, output: Array, log_std: Array | None, noise: NoiseSource | None) -> Array:
         shape = (len(output), *(self.space.shape or ()))
         if output.size != int(np.prod(shape)):
             _expect(output, shape, "actions", self.space)

@@ -123,7 +123,7 @@ class CheckpointFolder:
 
 
 def copy_checkpoint(path: Path, checkpoint: Checkpoint, companions: Mapping[str, Path], target: Path) -> str | None:
-    """Copy a checkpoint and its companions into a new folder.
+    """Copy a checkpoint, its parts and its companions into a new folder.
 
     Args:
         path: The checkpoint.
@@ -141,8 +141,10 @@ def copy_checkpoint(path: Path, checkpoint: Checkpoint, companions: Mapping[str,
     target.mkdir(parents=True)
     try:
         (shutil.copytree if path.is_dir() else shutil.copyfile)(path, target / path.name)
-        for file in companions.values():
-            shutil.copyfile(file, target / file.name)
+        parts = {} if path.is_dir() else dict(files_in(path)[1:])
+        for name, file in (parts | {file.name: file for file in companions.values()}).items():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, target / name)
     except OSError:
         # If the trainer removes a folder, copytree raises one error for many files, which does not show the cause. The
         # signature does.
