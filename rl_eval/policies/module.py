@@ -82,7 +82,10 @@ class ModulePolicy:
         problem = f"the module returned {type(result).__name__}, but {self._reader.space} needs a tensor {wanted}"
         raise PolicyError(problem, key="forward", value=type(result).__name__)
 
-    def _tensor(self, array: Any) -> torch.Tensor:
+    def _tensor(self, array: Any) -> Any:
+        """Return a tensor of an array; return texts as they are."""
+        if isinstance(array, np.ndarray) and array.dtype.kind == "U":
+            return array
         if isinstance(array, torch.Tensor):
             tensor = array
         else:

@@ -253,9 +253,14 @@ class MinariWriter(Writer):
             infos["action_log_prob"] = trajectory.outputs[ACTION_LOG_PROB]
         ends = np.arange(1, steps + 1) == steps
         observation_space, action_space = self._spaces
+        # Minari writes texts only if they are objects.
+        seen = {
+            key: np.asarray(array, object) if np.dtype(array.dtype).kind == "U" else array
+            for key, array in trajectory.observations.items()
+        }
         return EpisodeBuffer(
             seed=trajectory.seed,
-            observations=nested(observation_space, trajectory.observations),
+            observations=nested(observation_space, seen),
             actions=nested(action_space, trajectory.actions, root="action"),
             rewards=trajectory.rewards,
             terminations=ends & trajectory.terminated,

@@ -21,9 +21,16 @@ from typing_extensions import override
 
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import EnvError
-from rl_eval.records.episode import PROGRESS, Phase, RunReport
+from rl_eval.records.episode import PROGRESS, EpisodeSpec, Phase, RunReport
 from rl_eval.runners.core import Attempt, RunnerCore
-from rl_eval.runners.environment import attribute_of, check_condition_keys, construct_env, takes_context, time_limit
+from rl_eval.runners.environment import (
+    attribute_of,
+    check_condition_keys,
+    construct_env,
+    episode_hook,
+    takes_context,
+    time_limit,
+)
 from rl_eval.runners.lane import Lane
 from rl_eval.runners.observers import Factory
 from rl_eval.runners.values import broken_step, read_reset
@@ -76,6 +83,10 @@ class EvalRunner(RunnerCore):
         """
         own = type(self).make_env.__module__.startswith(f"{__package__}.")
         return not own or takes_context(self.settings.environment)
+
+    @override
+    def _first_observations(self, specs: Sequence[EpisodeSpec]) -> list[Any]:
+        return self.foreach_env(partial(_begun, specs=specs))[0]
 
     # ------------------------------------------------------------------ control
 
@@ -348,3 +359,13 @@ class EvalRunner(RunnerCore):
         check_condition_keys(self.settings.evaluation.conditions, attribute_of(env, "condition_keys"))
         self.slots[0].attach(env)
         return env.observation_space, env.action_space
+
+
+def _begun(env: gym.Env[Any, Any], specs: Sequence[EpisodeSpec]) -> list[Any]:
+    """Begin an episode for each spec, and return its first observation."""
+    hook, found = episode_hook(env), []
+    for spec in specs:
+        if hook is not None:
+            hook(spec.position, spec.seed, 1)
+        found.append(read_reset(env.reset(**spec.reset_arguments)))
+    return found

@@ -12,6 +12,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
@@ -27,9 +28,11 @@ from rl_eval.errors.redaction import learn
 from rl_eval.policies import adapt_policy, has_random_weights
 from rl_eval.policies.inference.inference import RowInference
 from rl_eval.policies.inference.protocol import Inference
+from rl_eval.policies.inference.spaces import TEXTS
 from rl_eval.protocols import Policy
 from rl_eval.records.episode import (
     EpisodeRecord,
+    EpisodeSpec,
     Fault,
     FaultCause,
     Lease,
@@ -118,6 +121,11 @@ class RunnerCore(abc.ABC):
             self._has_random_weights = has_random_weights(self._policy)
             self._inference = self.make_inference()
             self._inference.keeps_outputs = bool(self._observers)
+            if self._inference.observations.has_texts:
+                plan = self.settings.plan()
+                specs = [plan[index] for index in range(min(TEXTS, len(plan)))]
+                observations = self._first_built(partial(self._first_observations, specs), "reset")
+                self._inference.observations.learn_texts(observations)
         except BaseException:
             self.stop()  # The process may build another runner, so no environment may stay open.
             raise
@@ -149,6 +157,10 @@ class RunnerCore(abc.ABC):
     @abc.abstractmethod
     def _first_spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
         """Build an environment and return its spaces."""
+
+    @abc.abstractmethod
+    def _first_observations(self, specs: Sequence[EpisodeSpec]) -> Sequence[Any]:
+        """Return first observations of episodes, which the first environment begins one after the other."""
 
     @property
     def _busy(self) -> bool:
@@ -323,7 +335,7 @@ class RunnerCore(abc.ABC):
                     return built.digest
         return ""
 
-    def _first_built(self, build: Callable[[], Result]) -> Result:
+    def _first_built(self, build: Callable[[], Result], what: str = "constructed") -> Result:
         """Return the result of ``build``; if it raises, try again, at most ``max_attempts_per_episode`` times in total.
 
         Raises:
@@ -342,7 +354,7 @@ class RunnerCore(abc.ABC):
             except survivable() as error:
                 if attempt == attempts:
                     raise EnvError(
-                        f"environment.env is {section.env!r}, which cannot be constructed ({attempts} attempts): "
+                        f"environment.env is {section.env!r}, which cannot be {what} ({attempts} attempts): "
                         f"{summary_of(error)}",
                         key="environment.env",
                         value=section.env,

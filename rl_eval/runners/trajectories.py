@@ -37,7 +37,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.errors import ConfigError
-from rl_eval.policies.inference.spaces import fitting
+from rl_eval.policies.inference.spaces import NUMBERS, dtype_of, fitting
 from rl_eval.policies.inference.sweep_log import Steps
 from rl_eval.records.episode import COLUMNS, EpisodeRecord, EpisodeSpec
 
@@ -50,7 +50,6 @@ _RESERVED: Final = frozenset(
 """Keys of a batch that no observation may have."""
 ACTION_LOG_PROB: Final = ("action_log_prob",)
 """Key of the log-probabilities of actions, among the outputs of a policy."""
-_LEAVES: Final = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
 
 
 class Leaf(NamedTuple):
@@ -122,10 +121,10 @@ def _leaves(space: gym.Space[Any], key: Key, path: tuple[Any, ...]) -> list[Leaf
     if isinstance(space, (gym.spaces.Dict, gym.spaces.Tuple)):
         parts = space.spaces.items() if isinstance(space, gym.spaces.Dict) else enumerate(space.spaces)
         return [leaf for name, part in parts for leaf in _leaves(part, (*key, str(name)), (*path, name))]
-    if isinstance(space, _LEAVES):
-        return [Leaf(key, path, np.dtype(space.dtype or np.float64), tuple(space.shape or ()))]
+    if isinstance(space, (*NUMBERS, gym.spaces.Text)):
+        return [Leaf(key, path, dtype_of(space), tuple(space.shape or ()))]
     problem = f"a trajectory needs arrays of one fixed shape, but the values of {space} can have different shapes"
-    fix = "Wrap the environment: Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple spaces are supported."
+    fix = "Wrap the environment: Box, Discrete, MultiDiscrete, MultiBinary, Text, Dict and Tuple spaces are supported."
     raise ConfigError(problem, key="environment.env", value=str(space), fix=fix)
 
 
@@ -257,6 +256,9 @@ def as_tensordict(fragments: Sequence[Fragment], *, padded: bool = False, arriva
     size = arrays["collector", "traj_ids"].shape
     batch = TensorDict({}, batch_size=size)
     for key, array in arrays.items():
+        if array.dtype.kind == "U":
+            problem = f"a TensorDict has tensors, but the values of {'.'.join(key)} are texts"
+            raise ConfigError(problem, key=".".join(key), fix="Use arrays, or export to npz or minari.")
         tensor = torch.from_numpy(array)
         batch.set(key, tensor.unsqueeze(-1) if key in _SCALARS else tensor)
     return batch
@@ -473,7 +475,7 @@ class _Columns:
             if not self._root or observation is not None:  # An agent of a team may have no observation.
                 rows.write(row, fitting(leaf.read(observation), leaf.dtype, leaf.shape))
             else:
-                rows.write(row, 0)
+                rows.write(row, leaf.dtype.type())
 
     def act(self, row: int, action: Any, outputs: Mapping[str, Any]) -> None:
         """Write an action (zeros if it is None) and the other outputs of the policy to a row."""

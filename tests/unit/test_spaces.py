@@ -44,10 +44,9 @@ SPACES = {
     "nested": NESTED,
 }
 UNBATCHABLE = {
-    "text": spaces.Text(3),
     "sequence": spaces.Sequence(spaces.Discrete(2)),
     "graph": spaces.Graph(spaces.Discrete(2), None),
-    "inside a dict": spaces.Dict({"a": spaces.Text(3)}),
+    "inside a dict": spaces.Dict({"a": spaces.Sequence(spaces.Discrete(2))}),
 }
 
 
@@ -185,11 +184,13 @@ def test_an_observation_outside_its_contract_is_an_error_with_its_place(name: st
 
 @pytest.mark.parametrize("name", UNBATCHABLE)
 def test_a_space_that_cannot_be_batched_is_a_config_error(name: str) -> None:
-    """Text, sequences and graphs have no fixed shape: the message names the key and the remedy."""
+    """Sequences and graphs have no fixed shape: the message names the key and the remedy. Actions are no texts."""
     with refused(ConfigError, "observation_space"):
         ObservationBatch(UNBATCHABLE[name], ROWS)
     with refused(ConfigError, "action_space"):
         ActionReader(UNBATCHABLE[name], "clip")
+    with refused(ConfigError, "action_space"):
+        ActionReader(spaces.Text(3), "clip")
 
 
 # ------------------------------------------------------------------------------ NaN and infinity

@@ -19,6 +19,7 @@ from rl_eval.recording.export import NpzWriter, export_trajectories
 from tests.refused import refused
 from tests.unit.cli_world import call
 from tests.unit.test_runners import steer, walk
+from tests.unit.test_texts import TASKS, Alone, InTuple, Obeys, obey
 
 minari = pytest.importorskip("minari", "0.5.4")
 
@@ -294,3 +295,24 @@ def test_an_id_without_a_version_is_refused(ran: Any, name: str) -> None:
     made, result, _ = ran
     with refused(ConfigError, key="output", value=name):
         export_trajectories(result, "minari", name, config=made)
+
+
+@pytest.mark.parametrize("env", [Obeys, Alone, InTuple])
+def test_texts_are_exported_to_npz_and_minari(env: Any, tmp_path: Path) -> None:
+    """Minari gives them back in the structure of the space. A TensorDict has no place for them."""
+    made = EvalConfig().environment(env).policy(obey).evaluation(num_episodes=3)
+    result = evaluate(made)
+    export_trajectories(result, "npz", tmp_path / "steps", config=made)
+    with np.load(tmp_path / "steps") as data:
+        (key,) = (key for key, array in data.items() if array.dtype.kind == "U" and not key.startswith("next"))
+        texts, actions = data[key].tolist(), data["action"].tolist()
+    assert [TASKS[text] for text in texts] == actions
+    export_trajectories(result, "minari", "texts/obey-v0", config=made)
+    read = minari.load_dataset("texts/obey-v0")
+    assert read.observation_space == env.observation_space
+    episodes = list(read.iterate_episodes())
+    assert np.concatenate([one.actions for one in episodes]).tolist() == actions
+    for one in episodes:
+        assert obey(one.observations)[:-1].tolist() == one.actions.tolist()
+    with refused(ConfigError, key):
+        export_trajectories(result, "tensordict", tmp_path / "tensors", config=made)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any, final
 
+import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 import tree
 from typing_extensions import override
 
+from rl_eval.errors import ConfigError
 from rl_eval.policies.inference.device_arrays import kind_of, like, numpy_of, with_rows
 from rl_eval.policies.inference.spaces import ObservationBatch, leaf_of
 
@@ -20,6 +22,13 @@ class DeviceObservations(ObservationBatch):
     The observations of a step are not copied. Rows are copied to the NumPy arrays of the base class only for notes,
     errors and traces.
     """
+
+    def __init__(self, space: gym.Space[Any], rows: int) -> None:
+        super().__init__(space, rows)
+        if self.has_texts:
+            text = next(iter(self._text_spaces.values()))
+            problem = f"policy.inference is batched, which keeps observations on their device, but {text} is a text"
+            raise ConfigError(problem, key="policy.inference", value="batched", fix="Remove policy.inference.")
 
     @override
     def adopt(self, rows: Any, observations: Any) -> None:

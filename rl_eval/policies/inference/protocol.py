@@ -15,6 +15,13 @@ class Observations(Protocol):
     note: Callable[[int, str, str], None]
     """Called with the lane, a description of an unusual observation, and the value."""
 
+    @property
+    def has_texts(self) -> bool:
+        """Whether a part of the observations is a text."""
+
+    def learn_texts(self, observations: Sequence[Any]) -> None:
+        """Use the texts of these observations in the probe."""
+
     def write(self, lane: int, observation: Any) -> None:
         """Copy the observation of a lane.
 

@@ -17,7 +17,7 @@ from rl_eval.errors import ConfigError, EnvError, PolicyError
 from rl_eval.policies.inference.device_arrays import kind_of, numpy_of
 
 Array = npt.NDArray[Any]
-_FITTING_KINDS: Final = {"f": "biuf", "i": "biu", "u": "biu", "b": "b"}
+_FITTING_KINDS: Final = {"f": "biuf", "i": "biu", "u": "biu", "b": "b", "U": "U"}
 """Kinds of values that may be written to an array, by the kind of the array: letters of NumPy's ``dtype.kind``."""
 _LOOK_EVERY: Final = 17
 """The bounds are checked in every 17th batch. The number is prime, so that checks do not follow episode lengths."""
@@ -27,7 +27,10 @@ _PART_BYTES: Final = 2**20
 """Size of the part of an observation that is made up at once."""
 _EACH: Final = "Return an action for each observation of the batch."
 _ALONE: Final = "If predict() of a model chose them, pass the model itself. Otherwise return the actions alone."
-_LEAVES: Final = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
+NUMBERS: Final = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
+"""Spaces whose values are arrays of numbers with one shape."""
+TEXTS: Final = 4
+"""Number of episodes whose first texts the probe uses."""
 
 
 def _nested(space: gym.Space[Any], key: str) -> Any:
@@ -36,10 +39,13 @@ def _nested(space: gym.Space[Any], key: str) -> Any:
         return {name: _nested(part, key) for name, part in space.spaces.items()}
     if isinstance(space, gym.spaces.Tuple):
         return tuple(_nested(part, key) for part in space.spaces)
-    if isinstance(space, _LEAVES):
+    seen = key == "observation_space"
+    if isinstance(space, NUMBERS) or (seen and isinstance(space, gym.spaces.Text)):
         return space
     problem = f"the environment's {key} has {space}, which rl_eval cannot batch"
     fix = "Wrap the environment: it may have Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple spaces."
+    if seen:
+        fix = f"{fix[:-1]}, and Text. gymnasium.wrappers.TransformObservation can pad a Sequence or a Graph to a Box."
     raise ConfigError(problem, key=key, value=str(space), fix=fix)
 
 
@@ -51,7 +57,7 @@ class ObservationBatch:
         self._scratch: ObservationBatch | None = None
         self.structure = _nested(space, "observation_space")
         self.arrays: Any = tree.map_structure(
-            lambda leaf: np.zeros((rows, *(leaf.shape or ())), leaf.dtype or np.float64), self.structure
+            lambda leaf: np.zeros((rows, *(leaf.shape or ())), dtype_of(leaf)), self.structure
         )
         """Nested arrays of shape (rows, \\*leaf_shape)."""
         self._leaves: list[tuple[tuple[Any, ...], Array]] = tree.flatten_with_path(self.arrays)
@@ -63,6 +69,9 @@ class ObservationBatch:
         ]
         leaves = tree.flatten_with_path(self.structure)
         self._boxes = {path for path, leaf in leaves if isinstance(leaf, gym.spaces.Box)}
+        self._text_spaces = {path: leaf for path, leaf in leaves if isinstance(leaf, gym.spaces.Text)}
+        self.texts: dict[tuple[Any, ...], Array] = {}
+        """Texts that the policy is probed with, by the path of the leaf; see :meth:`learn_texts`."""
         self._noted: set[tuple[Any, ...]] = set()
         self._inside = self._bounded
         """Leaves without a note about values outside of their bounds."""
@@ -90,7 +99,8 @@ class ObservationBatch:
         """
         count = rows.stop if isinstance(rows, slice) else len(rows)
         for path, array in self._leaves:
-            given = numpy_of(leaf_of(observations, path))
+            given = leaf_of(observations, path)
+            given = text_array(given, array.dtype, path) if array.dtype.kind == "U" else numpy_of(given)
             self._check_batch(path, array, given, count)
             array[rows] = given
             if given.dtype != array.dtype and array.dtype.kind in "iu":
@@ -156,6 +166,9 @@ class ObservationBatch:
 
     def _write_leaf(self, array: Array, row: int, path: tuple[Any, ...], observation: Any) -> None:
         value = leaf_of(observation, path)
+        if array.dtype.kind == "U":
+            array[row] = _checked_text(value, array.dtype, path)
+            return
         try:
             given = np.asarray(value)
         except (ValueError, TypeError, RuntimeError) as error:
@@ -198,9 +211,9 @@ class ObservationBatch:
         return b"".join(array.tobytes() for _, array in self._leaves)
 
     def clear(self, row: int) -> None:
-        """Set a row to zero, because the policy must not see its observation."""
-        for _, array in self._leaves:
-            array[row] = 0
+        """Set a row to zero, because the policy must not see its observation. Set a text to a known one."""
+        for path, array in self._leaves:
+            array[row] = self.texts[path][0] if path in self.texts else array.dtype.type()
 
     def nonfinite_rows(self, live: npt.NDArray[np.bool_]) -> list[int]:
         """Return the live rows with a NaN or infinite value."""
@@ -231,6 +244,11 @@ class ObservationBatch:
         self._look(live)
 
     def _look(self, live: npt.NDArray[np.bool_]) -> None:
+        for path in self._text_spaces.keys() - self._noted:
+            texts, space = leaf_of(self.arrays, path), self._text_spaces[path]
+            if wrong := [row for row in np.flatnonzero(live).tolist() if str(texts[row]) not in space]:
+                self._noted.add(path)
+                self.note(wrong[0], f"observation{_at(path)} is outside of its space", repr(str(texts[wrong[0]]))[:80])
         for leaf in self._inside:
             path, array, low, high = leaf
             outside = (array < low) | (array > high)
@@ -249,8 +267,36 @@ class ObservationBatch:
         self._look_at_once = True
 
     def sample(self, rows: int, rng: np.random.Generator, scale: float = 1.0) -> Any:
-        """Return a batch of made-up observations inside the space, for probing a policy."""
-        return tree.map_structure(lambda leaf: _sample_leaf(leaf, rows, rng, scale), self.structure)
+        """Return a batch of made-up observations, for probing a policy. Their texts are those of :meth:`learn_texts`.
+
+        Each quarter of the rows has one text, so that the blocks of the probe differ in their texts.
+        """
+
+        def sampled(path: tuple[Any, ...], leaf: gym.Space[Any]) -> Array:
+            if path not in self._text_spaces:
+                return _sample_leaf(leaf, rows, rng, scale)
+            return self.texts.get(path, np.zeros(TEXTS, dtype_of(leaf)))[np.arange(rows) * TEXTS // rows]
+
+        return tree.map_structure_with_path(sampled, self.structure)
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether a part of the observation is a text."""
+        return bool(self._text_spaces)
+
+    def learn_texts(self, observations: Sequence[Any]) -> None:
+        """Use the texts of these observations for the probe, and the first one in rows without an episode.
+
+        Made-up texts are of no use, because many policies only accept the texts of their tasks.
+
+        Raises:
+            EnvError: A text does not fit its space.
+        """
+        for path in self._text_spaces if observations else ():
+            array = leaf_of(self.arrays, path)
+            known = [_checked_text(leaf_of(one, path), array.dtype, path) for one in observations]
+            self.texts[path] = np.resize(np.array([*dict.fromkeys(known)], array.dtype), TEXTS)
+            array[...] = self.texts[path][0]
 
 
 def fitting(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
@@ -261,6 +307,8 @@ def fitting(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
     Raises:
         EnvError: The shape, the dtype or a value does not fit.
     """
+    if dtype.kind == "U":
+        return np.array(_checked_text(value, dtype, ()), dtype)
     given = np.asarray(value)
     fits = given.shape == shape and given.dtype.kind in _FITTING_KINDS[dtype.kind]
     with np.errstate(over="ignore", invalid="ignore"):
@@ -270,6 +318,52 @@ def fitting(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
         problem = f"the last observation has shape {given.shape}, dtype {given.dtype} or values that do not fit, {due}"
         raise EnvError(problem, key="observation", value=f"{given.dtype}{list(given.shape)}")
     return array
+
+
+def dtype_of(leaf: gym.Space[Any]) -> np.dtype[Any]:
+    """Return the dtype of the array for a leaf. That of a text has room for the longest text of its space."""
+    return np.dtype(f"<U{leaf.max_length}") if isinstance(leaf, gym.spaces.Text) else np.dtype(leaf.dtype or np.float64)
+
+
+def text_array(texts: Any, dtype: np.dtype[Any], path: tuple[Any, ...] = ()) -> Array:
+    """Return texts of several observations as an array.
+
+    Raises:
+        EnvError: One of them is not a text, is too long, or ends with a NUL character, which NumPy removes.
+    """
+    return np.array([_checked_text(text, dtype, path) for text in texts], dtype)
+
+
+def _checked_text(value: Any, dtype: np.dtype[Any], path: tuple[Any, ...]) -> str:
+    text = value.item() if isinstance(value, np.ndarray) and not value.shape else value
+    width = dtype.itemsize // np.dtype("<U1").itemsize
+    if isinstance(text, str) and len(text) <= width and not text.endswith("\0"):
+        return text
+    what = f"is a {type(value).__name__}, not a text"
+    if isinstance(text, str):
+        what = f"has {len(text)} characters" if len(text) > width else "ends with a NUL character"
+    problem = f"observation{_at(path)} {what}, but the observation space has texts of at most {width} characters"
+    fix = "Return a str without NUL characters at its end. For longer texts, raise max_length of the Text space."
+    raise EnvError(problem, key=f"observation{_at(path)}", value=repr(text)[:80], fix=fix)
+
+
+def has_texts(space: gym.Space[Any]) -> bool:
+    """Whether a part of a space is a Text."""
+    parts = space.spaces.values() if isinstance(space, gym.spaces.Dict) else getattr(space, "spaces", ())
+    return isinstance(space, gym.spaces.Text) or any(map(has_texts, parts))
+
+
+def with_text_arrays(space: gym.Space[Any], batch: Any) -> Any:
+    """Return a batch of observations with arrays in place of the tuples in which gymnasium has texts.
+
+    Raises:
+        EnvError: A text does not fit its space.
+    """
+    if isinstance(space, gym.spaces.Dict):
+        return {**batch, **{key: with_text_arrays(part, batch[key]) for key, part in space.spaces.items()}}
+    if isinstance(space, gym.spaces.Tuple):
+        return tuple(with_text_arrays(part, one) for part, one in zip(space.spaces, batch, strict=True))
+    return text_array(batch, dtype_of(space)) if isinstance(space, gym.spaces.Text) else batch
 
 
 def leaf_of(observation: Any, path: tuple[Any, ...]) -> Any:
@@ -297,7 +391,9 @@ def _due(array: Array) -> str:
 
 
 def _narrower(leaf: gym.Space[Any], dtype: np.dtype[Any]) -> tuple[Any, Any] | None:
-    """Return the lowest and the highest value of a leaf; None if every value of the dtype is allowed."""
+    """Return the lowest and the highest value of a leaf; None if every value of the dtype is allowed, and for texts."""
+    if dtype.kind == "U":
+        return None
     low, high = _range(leaf)
     kind = dtype.kind
     limits = (-np.inf, np.inf) if kind == "f" else (0, 1) if kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
@@ -317,6 +413,8 @@ def zeros_of(space: gym.Space[Any], rows: tuple[int, ...]) -> Any:
     """Return nested arrays with rows of zeros, or of the lowest value where zero is not in the space."""
 
     def leaf_of_zeros(leaf: gym.Space[Any]) -> Any:
+        if isinstance(leaf, gym.spaces.Text):
+            return np.zeros(rows, dtype_of(leaf))[()]
         near = np.clip(0, *_range(leaf))
         return np.broadcast_to(near, (*rows, *(leaf.shape or ()))).astype(leaf.dtype)[()]
 

@@ -12,6 +12,7 @@ import tree
 from typing_extensions import override
 
 from rl_eval.errors import ConfigError
+from rl_eval.policies.inference.spaces import text_array
 from rl_eval.records.episode import EpisodeSpec
 from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep, Slots, checked
 from rl_eval.runners.environment import wrapper_of
@@ -83,7 +84,12 @@ def _reader(values: Callable[[str], Any], slots: Slots, running: Any = False) ->
         given, reported = (part[slots] for part in found)
         rows = zeros({key: space}, len(slots))[key]
         if reported.any():
-            rows[reported] = np.array(given[reported].tolist(), rows.dtype).reshape(-1, *rows.shape[1:])
+            new = given[reported].tolist()
+            rows[reported] = (
+                text_array(new, rows.dtype, (key,))
+                if rows.dtype.kind == "U"
+                else np.array(new, rows.dtype).reshape(-1, *rows.shape[1:])
+            )
         return rows
 
     return read

@@ -19,9 +19,9 @@ from rl_eval.errors import ConfigError, EnvError, UsageError, summary_of
 from rl_eval.policies.inference.device_arrays import kind_of
 from rl_eval.policies.inference.device_observations import DeviceObservations
 from rl_eval.policies.inference.inference import RowInference
-from rl_eval.policies.inference.spaces import ObservationBatch
+from rl_eval.policies.inference.spaces import ObservationBatch, take_rows
 from rl_eval.records.determinism import Trace, action_digest
-from rl_eval.records.episode import Lease, Phase, RunReport
+from rl_eval.records.episode import EpisodeSpec, Lease, Phase, RunReport
 from rl_eval.runners.batched.attempts import Attempts
 from rl_eval.runners.batched.current_simulator import CurrentSimulator
 from rl_eval.runners.batched.observed import ObservedBatch
@@ -166,6 +166,16 @@ class BatchedEvalRunner(RunnerCore):
         if not (simulator.trusted or self.facts.unit == "block"):
             self._try_out(simulator)
         return simulator.observation_space, simulator.action_space
+
+    @override
+    def _first_observations(self, specs: Sequence[EpisodeSpec]) -> list[Any]:
+        simulator = self._simulator.configured
+        assert simulator is not None
+        if self.facts.unit == "block":
+            batches = [take_rows(simulator.reset(specs[0].seed), slice(0, 1))]
+        else:
+            batches = [simulator.start(np.array([0]), [spec.at_position()]) for spec in specs]
+        return [tree.map_structure(lambda leaf: leaf[0], batch) for batch in batches]
 
     def _layout_of(self, simulator: BatchSimulator) -> dict[str, Any]:
         if not simulator.couples_slots and self.settings.policy.inference != "batched":

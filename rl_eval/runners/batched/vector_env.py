@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, final
 
@@ -18,6 +18,7 @@ from typing_extensions import override
 from rl_eval.config.settings import EnvironmentSection, is_live_environment
 from rl_eval.errors import ConfigError, EnvError
 from rl_eval.policies.inference.device_arrays import like, numpy_of, with_rows
+from rl_eval.policies.inference.spaces import has_texts, with_text_arrays
 from rl_eval.records.episode import EpisodeSpec
 from rl_eval.runners.batched.added import with_wrappers
 from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep, Flags, Slots
@@ -67,6 +68,11 @@ class VectorEnvSimulator(BatchSimulator):
             problem = "the environment has begin_episode(), which runners.runner=batched does not call"
             fix = "Set runners.runner: vector."
             raise ConfigError(problem, key="environment.env", value=type(first).__name__, fix=fix)
+        self._has_texts = has_texts(self.observation_space)
+        if self._has_texts and getattr(env, "shared_memory", False):
+            problem = f"{type(env).__name__} changes texts in shared memory: it fills them up to max_length"
+            fix = "Set vector_kwargs: {shared_memory: false} in environment.env_kwargs, or pass shared_memory=False."
+            raise ConfigError(problem, key="environment.env", value=type(env).__name__, fix=fix)
         self._started, self._blocks = False, blocks
         self._first: Mapping[str, Any] = {}
         """Infos of the last reset."""
@@ -95,7 +101,7 @@ class VectorEnvSimulator(BatchSimulator):
     @override
     def reset(self, seed: int) -> Any:
         self._ended = np.zeros(self.num_envs, bool)
-        return self.env.reset(seed=seed)[0]
+        return self._with_arrays(self.env.reset(seed=seed)[0])
 
     def _reset(self, slots: Slots, seeds: list[int], options: Mapping[str, Any] = {}) -> Any:
         """Reset some slots, or all slots at the first call; return the observations of all slots."""
@@ -111,7 +117,7 @@ class VectorEnvSimulator(BatchSimulator):
         if self._is_ale:
             seed = np.array([_ale_seed(chosen[slot]) for slot in sorted(chosen)], np.int64)
         observations, self._first = self.env.reset(seed=seed, options={**options, "reset_mask": mask})
-        return observations
+        return self._with_arrays(observations)
 
     @override
     def first_values(self, key: str) -> tuple[np.ndarray[Any, Any], Flags] | None:
@@ -120,7 +126,7 @@ class VectorEnvSimulator(BatchSimulator):
     @override
     def step(self, actions: Any) -> BatchStep:
         result = self.env.step(actions)
-        observations, rewards, terminated, truncated = result[:4]
+        observations, rewards, terminated, truncated = self._with_arrays(result[0]), *result[1:4]
         infos: Mapping[str, Any] = result[4]
         same_step, restarting = self._mode is AutoresetMode.SAME_STEP, self._ended
         if not same_step and any(key in infos for key in _FINAL):
@@ -132,9 +138,12 @@ class VectorEnvSimulator(BatchSimulator):
         started = (restarted, observations) if self._blocks and restarted.any() else None
         self._has_infos = self._has_infos or any(key.lstrip("_") not in _FINAL for key in infos)
         if same_step and ended.any():
-            observations, infos = _before_autoreset(observations, infos, ended, self._has_infos)
+            observations, infos = _before_autoreset(observations, infos, ended, self._has_infos, self._with_arrays)
         values = _Values(infos, self.num_envs)
         return BatchStep(observations, rewards, terminated, truncated, values, values.keys, started)
+
+    def _with_arrays(self, observations: Any) -> Any:
+        return with_text_arrays(self.observation_space, observations) if self._has_texts else observations
 
     @override
     def close(self) -> None:
@@ -204,7 +213,11 @@ def _by_slot(values: Any, num_envs: int) -> np.ndarray[Any, Any]:
 
 
 def _before_autoreset(
-    observations: Any, infos: Mapping[str, Any], ended: Flags, has_infos: bool
+    observations: Any,
+    infos: Mapping[str, Any],
+    ended: Flags,
+    has_infos: bool,
+    with_arrays: Callable[[Any], Any],
 ) -> tuple[Any, Mapping[str, Any]]:
     """Return a step's observations and infos, with the values before the reset in slots that this step reset.
 
@@ -221,7 +234,7 @@ def _before_autoreset(
     masks = {f"_{key}": ~ended & _flags(infos.get(f"_{key}", ~ended)) for key in own}
     infos = {key: infos[key] for key in own} | masks
     slots = np.flatnonzero(ended)
-    rows = _final_rows(final_observations, slots)
+    rows = with_arrays(_final_rows(final_observations, slots))
     whole = tree.map_structure(lambda leaf, last: with_rows(leaf, slots, like(last, leaf)), observations, rows)
     if not isinstance(final_info, Mapping):
         return whole, infos
@@ -247,8 +260,12 @@ def _lost(key: str) -> EnvError:
 def _final_rows(final_observations: Any, slots: Slots) -> Any:
     """Return the final observations of some slots, shape (k, ...), from nested arrays or from an array of objects."""
     if isinstance(final_observations, np.ndarray) and final_observations.dtype.kind == "O":
-        return tree.map_structure(lambda *rows: np.stack([numpy_of(row) for row in rows]), *final_observations[slots])
+        return tree.map_structure(_stacked, *final_observations[slots])
     return tree.map_structure(lambda leaf: leaf[slots], final_observations)
+
+
+def _stacked(*rows: Any) -> Any:
+    return list(rows) if isinstance(rows[0], str) else np.stack([numpy_of(row) for row in rows])
 
 
 def build_simulator(

@@ -219,6 +219,17 @@ class AgentsInference:
             inference.live[row] = True
             acting.append((agent, inference, row))
 
+    @property
+    def has_texts(self) -> bool:
+        """Whether a part of some agent's observation is a text."""
+        return any(inference.observations.has_texts for inference in self._inferences())
+
+    def learn_texts(self, observations: Sequence[Any]) -> None:
+        """Probe each policy with the texts of its agents that act first in these episodes."""
+        for name, pages in self._policies.items():
+            own = [seen for one in observations for agent, seen in one.items() if self._agents[agent] == name]
+            pages[0].observations.learn_texts(own)
+
     def content(self, observations: Mapping[Any, Any]) -> bytes:
         """Return, as bytes for a trace, the content of the observations as policies receive them."""
         parts = [
@@ -323,6 +334,7 @@ class AgentsInference:
     def _add_page(self, name: str) -> PolicyInference:
         """Add rows for a policy that acts for more agents at a time than in the first episodes of the plan."""
         page = self._listening(self._build(name))
+        page.observations.texts = self._policies[name][0].observations.texts
         page.probe()
         self._policies[name].append(page)
         return page
