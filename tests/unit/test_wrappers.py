@@ -48,6 +48,26 @@ def no_environment(env: Any) -> str:
     return "something else"
 
 
+class Counts(Pays):
+    """Observes a sequence of any length."""
+
+    observation_space = spaces.Sequence(spaces.Box(-10, 10, (1,), np.float32))  # type: ignore[assignment]
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        place, info = super().reset(seed=seed)
+        return (place,), info
+
+    def step(self, action: Any) -> Any:
+        place, *others = super().step(action)
+        return (place,) * self.left, *others
+
+
+def pad(observation: Any) -> Any:
+    padded = np.zeros((4, 1), np.float32)
+    padded[: len(observation)] = np.reshape(observation, (-1, 1))
+    return padded
+
+
 NOT_CALLABLE = 3
 HERE = __name__
 
@@ -155,3 +175,12 @@ def test_what_is_wrong_with_an_atari_config_is_said(kwargs: dict[str, Any], key:
     pytest.importorskip("ale_py")
     with refused(ConfigError, key, value=value):
         construct_env(atari_config(**kwargs).build().environment, 0, 0, 1)
+
+
+def test_a_wrapper_of_gymnasium_can_pad_a_sequence() -> None:
+    with refused(ConfigError, "observation_space") as caught:
+        evaluate(config().environment(Counts))
+    assert "gymnasium.wrappers.TransformObservation" in caught.value.fix
+    padding = {"wrapper": "gymnasium.wrappers:TransformObservation", "func": pad}
+    padding["observation_space"] = spaces.Box(-10, 10, (4, 1), np.float32)
+    assert evaluate(config(padding).environment(Counts)).mean_return == 30
