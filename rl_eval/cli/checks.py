@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import re
@@ -9,12 +10,14 @@ import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 from typing import Final, Literal
 
 from rl_eval.adapters import loader_of
 from rl_eval.config.settings import EvalSettings, RunnersSection, needs_interruption, with_values
 from rl_eval.errors import EvalError, summary_of
 from rl_eval.policies import adapt_policy
+from rl_eval.policies.chunks import ChunkedPolicy
 from rl_eval.policies.inference.inference import RowInference
 from rl_eval.policies.inference.probe import BLOCK
 from rl_eval.policies.subject import configured_weights
@@ -159,6 +162,7 @@ def _version(name: str) -> str | None:
 _CALLS: Final = 3
 _CALL_S: Final = 0.3
 _EPISODES: Final = 2
+_REQUESTS: Final = 4
 
 
 def check_policy(settings: EvalSettings) -> Iterator[Finding]:
@@ -190,6 +194,8 @@ def check_policy(settings: EvalSettings) -> Iterator[Finding]:
             if settings.policy.inference != "batched":  # The notes explain batched inference.
                 yield _describe_inference(runner.inference, runner.lanes)
             yield _try_other_mode(settings, runner)
+            if isinstance(runner.policy, ChunkedPolicy):
+                yield _measure_delay(settings, runner, runner.policy)
     except Exception as error:
         yield raised("the policy", error)
     finally:
@@ -249,6 +255,28 @@ def _describe_inference(inference: RowInference, lanes: int) -> Finding:
         "each environment needs its own forward pass, which is exact but slow",
         "unset MKL_CBWR, so that rl-eval sets it; avoid layers that mix the rows of a batch",
     )
+
+
+def _measure_delay(settings: EvalSettings, runner: RunnerCore, policy: ChunkedPolicy) -> Finding:
+    """Measure a request for a chunk in steps of the environment, and propose this number as the delay."""
+    report = runner.run([Lease(EpisodePlan(1, conditions=settings.evaluation.conditions)[0], 1)], _CALL_S)
+    inference, seconds = RowInference(policy, *runner.spaces, 1, settings.policy), []
+    for _ in range(_REQUESTS):
+        inference.begin(0, 0)
+        started = perf_counter()
+        inference.act()
+        seconds.append(perf_counter() - started)
+    request, step = min(seconds), report.step_seconds / report.env_steps
+    delay = math.ceil(request / step)
+    text = f"a request for a chunk takes {request * 1e3:.3g} ms; a step of the environment takes {step * 1e3:.3g} ms"
+    if delay > policy.horizon // 2:
+        most = f"at most {policy.horizon // 2} for chunks of {policy.horizon} actions"
+        return note(f"{text}. The policy is late by {delay} steps, but policy.chunk.delay is {most}")
+    if delay == policy.delay:
+        return ok(f"{text}, as policy.chunk.delay: {delay} assumes")
+    execute = max(delay, min(policy.execute, policy.horizon - delay))
+    proposed = f"set policy.chunk: {{execute: {execute}, delay: {delay}}}"
+    return note(text, f"for an environment that does not wait for the policy, {proposed}")
 
 
 def _try_other_mode(settings: EvalSettings, runner: RunnerCore) -> Finding:

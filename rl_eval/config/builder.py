@@ -115,6 +115,7 @@ class EvalConfig(KnowsNames):
         device: str = "cpu",
         inference: Literal["exact", "batched"] = "exact",
         allow_nondeterministic: bool = False,
+        chunk: Mapping[str, int] | None = None,
         policies: Mapping[str, Any] = {},
         policy_mapping_fn: str | Callable[[Any, Any], str] | None = None,
     ) -> EvalConfig:

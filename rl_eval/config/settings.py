@@ -97,6 +97,17 @@ class EnvironmentSection(_Section):
     ``info["action_mask"]``; with several agents, from each agent's info."""
 
 
+class ChunkSection(_Section):
+    """Execution of action chunks."""
+
+    execute: PositiveInt | None = None
+    """Number of steps between two requests. By default ``horizon - delay``."""
+    delay: Annotated[int, Field(ge=0)] = 0
+    """Number of steps after a request in which the actions of the former chunk are used."""
+    horizon: PositiveInt | None = None
+    """Number of actions in a chunk. By default, one call with generated observations shows it."""
+
+
 class PolicySection(_Section):
     """The policy, its weights, and its actions."""
 
@@ -124,9 +135,15 @@ class PolicySection(_Section):
     the number of environments, and the result has a note."""
     allow_nondeterministic: bool = False
     """Evaluate a policy that returns different actions for equal observations; the result has a note."""
+    chunk: ChunkSection | None = None
+    """For a policy that returns chunks, a batch of actions with an additional dimension ``horizon`` after the first:
+    ``{execute: 8, delay: 3}`` asks it every 8 steps, and uses a chunk from 3 steps after its request on. The first
+    chunk of an episode is used at once. ``delay`` is at most ``execute``, and their sum at most ``horizon``. Defaults:
+    a delay of 0, the ``horizon`` of the policy's answers, and ``execute`` as ``horizon - delay``."""
     policies: dict[str, PolicySection] = {}
     """Policies of a multi-agent environment by id, each with keys of this section. ``deterministic``, ``actions``,
-    ``device``, ``inference`` and ``allow_nondeterministic`` of this section are the defaults of all policies."""
+    ``device``, ``inference``, ``allow_nondeterministic`` and ``chunk`` of this section are the defaults of all
+    policies."""
     policy_mapping_fn: Reference | Callable[..., Any] | None = None
     """A callable ``(agent_id, spec)``, or its ``"module:attr"``, that returns the id of the agent's policy in an
     episode. Default: the only policy, the policy that ``evaluation.matchups`` seats, or the policy with the agent's
@@ -177,7 +194,7 @@ class PolicySection(_Section):
         return {**values, "policies": policies}
 
 
-_SHARED: Final = ("deterministic", "actions", "device", "inference", "allow_nondeterministic")
+_SHARED: Final = ("deterministic", "actions", "device", "inference", "allow_nondeterministic", "chunk")
 """Keys of the section ``policy`` that are defaults for each policy in ``policies``."""
 
 
@@ -493,6 +510,8 @@ def _acting(section: PolicySection, *path: str) -> dict[str, Any]:
         "policy_kwargs": _identified(section.policy_kwargs, *path, "policy_kwargs"),
         "deterministic": section.deterministic,
         "actions": section.actions,
+        # The policy determines the horizon.
+        **({"chunk": section.chunk.model_dump(exclude={"horizon"})} if section.chunk else {}),
     }
 
 
@@ -500,7 +519,8 @@ def _explained(error: ValidationError) -> ConfigError:
     """Return an error about all invalid values. The fields of the error describe the first invalid value."""
     found = []
     for problem in error.errors():
-        key = ".".join(str(part) for part in problem["loc"][:2])
+        deep = 3 if "chunk" in problem["loc"][:2] else 2  # Further parts are not keys.
+        key = ".".join(str(part) for part in problem["loc"][:deep])
         shown = redact(problem["input"], *map(str, problem["loc"]))
         found.append((key, shown, f"{key} is {shown!r}: {in_our_words(problem['msg'])}"))
     return ConfigError("; ".join(line for _, _, line in found), key=found[0][0], value=found[0][1])

@@ -53,7 +53,7 @@ _ACTS: Final = {
 def adapt_policy(
     section: PolicySection, observation_space: gym.Space[Any], action_space: gym.Space[Any], policy: Any = None
 ) -> Policy:
-    """Build the configured policy, or adapt the policy object that replaces it.
+    """Build the configured policy, or adapt the policy object that replaces it; with ``chunk``, execute its chunks.
 
     A factory is called with ``policy_kwargs``, and with ``observation_space`` and ``action_space`` if its signature
     has parameters of these names. A named function whose only required parameter is ``obs``, ``observation`` or
@@ -62,6 +62,19 @@ def adapt_policy(
     Raises:
         ConfigError: There is no policy, or the object cannot be used as a policy.
     """
+    adapted = _adapted(section, observation_space, action_space, policy)
+    if section.chunk is None:
+        return adapted
+    from rl_eval.policies.chunks import ChunkedPolicy
+
+    if isinstance(adapted, ChunkedPolicy):
+        return adapted
+    return ChunkedPolicy(adapted, section, observation_space, action_space)
+
+
+def _adapted(
+    section: PolicySection, observation_space: gym.Space[Any], action_space: gym.Space[Any], policy: Any
+) -> Policy:
     check_arguments(section)
     candidate = section.policy if policy is None else policy
     if named := isinstance(candidate, str):
@@ -82,13 +95,28 @@ def adapt_policy(
         if (module := module_of(candidate)) is not None:
             _to_device(module, section.device).eval()
         return candidate
+    answers_chunks = _has(candidate, "predict_action_chunk")
+    if _has(candidate, "select_action") and _has(candidate, "reset") and not answers_chunks:
+        problem = (
+            f"policy.policy is a {type(candidate).__name__} with select_action() and reset(), which keeps the actions "
+            "of one episode, but a policy acts for many episodes"
+        )
+        fix = (
+            "An object with predict_action_chunk(batch) is a chunk policy: pass one, with policy.chunk. If another "
+            "method only depends on observations, pass a function that calls it."
+        )
+        raise ConfigError(problem, key="policy.policy", value=type(candidate).__name__, fix=fix)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(candidate, torch.nn.Module):
         from rl_eval.policies.module import ModulePolicy
 
-        _check_forward(candidate, torch.nn.Module.forward)
+        if not answers_chunks:
+            _check_forward(candidate, torch.nn.Module.forward)
         _to_device(candidate, section.device)
-        return ModulePolicy(candidate, action_space, section.deterministic, section.device)
+        how = section.deterministic, section.device
+        return ModulePolicy(candidate, action_space, *how, chunks=section.chunk is not None)
+    if answers_chunks:
+        candidate = _of_tensors(candidate.predict_action_chunk)
     _check_callable(candidate, named)
     if not section.deterministic:
         problem = (
@@ -150,9 +178,20 @@ def _check_callable(candidate: Any, named: bool) -> None:
         raise ConfigError(problem, key="policy.policy", value=candidate, fix=fix)
 
 
+def _has(candidate: Any, method: str) -> bool:
+    return callable(getattr(candidate, method, None))
+
+
+def _of_tensors(predict: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a function of arrays for a function of tensors."""
+    import torch
+
+    return lambda observations: predict(tree.map_structure(torch.as_tensor, observations))
+
+
 def _call_of(candidate: Any) -> str:
     """Return a lambda, as text, that passes observations to an object's method; an empty string if none is known."""
-    return next((call for name, call in _ACTS.items() if callable(getattr(candidate, name, None))), "")
+    return next((call for name, call in _ACTS.items() if _has(candidate, name)), "")
 
 
 def _takes_an_argument(function: Any) -> bool:

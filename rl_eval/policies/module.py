@@ -28,10 +28,12 @@ class ModulePolicy:
     give the module an attribute ``observation_dtype``: a torch dtype, or None to keep the dtype of the space.
 
     Args:
-        module: Called with a batch of observation tensors in the structure of the observation space.
+        module: Called with a batch of observation tensors in the structure of the observation space. If it has a method
+            ``predict_action_chunk``, this method is called.
         action_space: Space that defines the meaning of the outputs.
         deterministic: Take the most likely action instead of sampling.
         device: Torch device to run on.
+        chunks: Whether the module returns chunks: the outputs of several actions per row.
 
     Raises:
         ConfigError: The reader does not support the action space.
@@ -40,10 +42,17 @@ class ModulePolicy:
     takes_device_arrays: ClassVar[bool] = True
 
     def __init__(
-        self, module: torch.nn.Module, action_space: gym.Space[Any], deterministic: bool, device: str = "cpu"
+        self,
+        module: torch.nn.Module,
+        action_space: gym.Space[Any],
+        deterministic: bool,
+        device: str = "cpu",
+        *,
+        chunks: bool = False,
     ) -> None:
-        self._reader = OutputReader("an nn.Module", action_space, deterministic)
+        self._reader = OutputReader("an nn.Module", action_space, deterministic, chunks=chunks)
         self.module = module.to(device)
+        self._call = getattr(module, "predict_action_chunk", self.module)
         with suppress(NotImplementedError):  # A module of torch.export keeps the mode in which it was exported.
             self.module.eval()
         self._device = torch.device(device)
@@ -70,7 +79,7 @@ class ModulePolicy:
 
     def _forward(self, observations: Any) -> tuple[Array, Array | None]:
         flat = hasattr(observations, "dtype")
-        result = self.module(self._tensor(observations) if flat else tree.map_structure(self._tensor, observations))
+        result = self._call(self._tensor(observations) if flat else tree.map_structure(self._tensor, observations))
         batch = len(observations) if flat else len(tree.flatten(observations)[0])
         if isinstance(result, torch.Tensor):
             return _array(result, batch), None

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.errors import ConfigError, PolicyError
+from rl_eval.policies.inference.spaces import chunk_advice
 from rl_eval.policies.sampling import bernoulli, categorical, gaussian, log_probability, refuse_nan
 from rl_eval.protocols import NoiseSource
 
@@ -35,20 +36,26 @@ class OutputReader:
         network: Description of the network for messages, such as ``an nn.Module``.
         action_space: Space that defines the meaning of the outputs.
         deterministic: Take the most likely action instead of sampling.
+        chunks: Whether the network returns chunks: the outputs of several actions per row, whose number the first batch
+            shows.
 
     Raises:
         ConfigError: The action space is not in the table above.
     """
 
-    def __init__(self, network: str, action_space: gym.Space[Any], deterministic: bool) -> None:
+    def __init__(
+        self, network: str, action_space: gym.Space[Any], deterministic: bool, *, chunks: bool = False
+    ) -> None:
         supported = (gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary, gym.spaces.Box)
         if not isinstance(action_space, supported):
             problem = f"policy.policy is {network}, whose outputs cannot be read as actions of {action_space}"
             fix = "Implement rl_eval.Policy: its act() returns actions."
             raise ConfigError(problem, key="policy.policy", value=network, fix=fix)
-        self.space = action_space
+        self.space: Any = action_space
         self.is_box = isinstance(action_space, gym.spaces.Box)
         self._deterministic = deterministic
+        self._chunks = chunks
+        """Whether the network returns chunks of an unknown length. Later, ``space`` is the space of chunks."""
         self._last: tuple[Array, Array | None, Array] | None = None
         """Outputs of the network for the last batch, and the actions drawn from them."""
 
@@ -79,6 +86,8 @@ class OutputReader:
             PolicyError: The output has the wrong shape, or is NaN in a live row.
         """
         refuse_nan(output, live, "the module's output")
+        if self._chunks:
+            self.space, self._chunks = _space_of_chunks(self.space, output), False
         if self._deterministic or noise is None:
             return self._read(output, log_std, live, None)
         actions = self._read(output, log_std, live, noise)
@@ -116,7 +125,7 @@ class OutputReader:
             return categorical(logits, live, noise) + int(space.start)
         if isinstance(space, gym.spaces.MultiDiscrete):
             sizes = [int(n) for n in space.nvec.ravel()]
-            logits = _expect(output, (batch, sum(sizes)), "logits", space)
+            logits = _expect(output.reshape(batch, -1), (batch, sum(sizes)), "logits", space)
             parts = np.split(logits, np.cumsum(sizes)[:-1], axis=1)
             chosen = np.stack([categorical(part, live, noise) for part in parts], axis=1)
             return chosen.reshape(batch, *space.shape) + space.start
@@ -142,6 +151,22 @@ class OutputReader:
         return gaussian(output, np.exp(log_std.astype(np.float64)), noise).reshape(shape)
 
 
+def _space_of_chunks(space: Any, output: Array) -> Any:
+    """Return the space of chunks with as many actions as there are outputs in a row of a batch."""
+    discrete = isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete)
+    sizes = (space.n if isinstance(space, gym.spaces.Discrete) else space.nvec) if discrete else np.ones(space.shape)
+    count = output.size // (len(output) * int(np.sum(sizes)))
+
+    def repeated(values: Any) -> Array:
+        return np.broadcast_to(values, (count, *np.shape(values)))
+
+    if discrete:
+        return gym.spaces.MultiDiscrete(repeated(sizes), start=repeated(space.start))
+    if isinstance(space, gym.spaces.MultiBinary):
+        return gym.spaces.MultiBinary((count, *space.shape))
+    return gym.spaces.Box(repeated(space.low), repeated(space.high), dtype=space.dtype)
+
+
 def _expect(output: Array, shape: tuple[int, ...], what: str, space: gym.Space[Any]) -> Array:
     if output.shape != shape:
         hint = ""
@@ -149,6 +174,7 @@ def _expect(output: Array, shape: tuple[int, ...], what: str, space: gym.Space[A
             hint = "Return logits, which rl_eval turns into actions, or pass a function that returns actions."
         elif output.ndim == len(shape) == 2:
             hint = f"Give the last layer {shape[1]} outputs."
+        hint = hint or chunk_advice(output.shape, shape)
         problem = f"the policy returned {what} of shape {output.shape}, but {space} needs {shape}"
         raise PolicyError(problem, key=what, value=str(output.shape), fix=hint)
     return output

@@ -177,6 +177,7 @@ _WORDS: Final = {
     "less than or equal to": "at most",
     "valid tuple": "list",
     "valid dictionary": "mapping",
+    " or instance of ChunkSection": "",
 }
 """Words in messages of pydantic, and ours."""
 

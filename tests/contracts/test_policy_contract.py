@@ -14,6 +14,7 @@ import torch
 from rl_eval import EvalConfig
 from rl_eval.errors import PolicyError
 from rl_eval.testing import PolicyContract
+from tests.chunk_world import config as chunks
 
 Array = npt.NDArray[Any]
 WEIGHTS = Path(__file__).parents[2] / "configs" / "weights" / "cartpole_ppo_early.safetensors"
@@ -51,6 +52,12 @@ class TestRecurrentSampled(PolicyContract):
     """A recurrent state, sampled."""
 
     config = EvalConfig().environment("CartPole-v1").policy("rl_eval.testing:make_gru", deterministic=False)
+
+
+class TestChunks(PolicyContract):
+    """Chunks of actions, sampled."""
+
+    config = chunks(4, 3).policy(policy_kwargs={"sampled": True}, deterministic=False)
 
 
 class TestNested(PolicyContract):

@@ -16,6 +16,7 @@ from rl_eval.records.episode import Lease, RunReport
 from rl_eval.runners import RunnerFacts
 from rl_eval.testing import EvalRunnerContract
 from rl_eval.testing.contracts.suite import Reference
+from tests.chunk_world import config as chunks
 
 
 class Recurrent(EvalRunnerContract):
@@ -62,6 +63,14 @@ class TestVectorOverABlock(EvalRunnerContract):
         EvalConfig().environment("CartPole-v1").policy("rl_eval.policies.mlp:make_mlp").evaluation(max_episode_steps=25)
     )
     lane_counts = (17,)
+
+
+class TestVectorOfChunks(EvalRunnerContract):
+    """A sampled policy that is asked for a new chunk every four steps, and is three steps late."""
+
+    runner = "vector"
+    config = chunks(4, 3).policy(policy_kwargs={"sampled": True}, deterministic=False, actions="none")
+    lane_counts = (1, 3)
 
 
 class TestVectorNested(EvalRunnerContract):

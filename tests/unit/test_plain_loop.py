@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import zlib
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 import pytest
+import tree
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
@@ -95,17 +96,31 @@ class World(gym.Env[Any, Any]):
         return self.seen(), reward, terminated, truncated, info
 
 
-class Hashes:
-    """Policy whose actions depend on each bit of the observation, and perhaps on a state and on noise."""
+class Chunk(NamedTuple):
+    """Values of ``policy.chunk``."""
 
-    def __init__(self, world: World, recurrent: bool) -> None:
+    execute: int = 1
+    delay: int = 0
+    horizon: int = 1
+
+
+class Hashes:
+    """Policy whose actions depend on each bit of the observation, and perhaps on a state and on noise.
+
+    With a chunk, it returns the actions of several steps.
+    """
+
+    def __init__(self, world: World, recurrent: bool, chunk: Chunk | None) -> None:
         self.observation_space, self.action_space = world.observation_space, world.action_space
+        self.chunk = chunk
         if recurrent:
             self.initial_state = lambda batch_size: np.zeros((batch_size, 1), np.int64)
 
-    def choose(self, observation: Any, state: int, noise: float) -> tuple[Any, int]:
+    def choose(self, observation: Any, state: int, noise: float) -> tuple[list[Any], int]:
         found = (number(self.observation_space, observation) + state * 7919 + int(noise * 2**20)) % 2**31
-        return value_of(self.action_space, found), (state * 3 + found) % 100_003
+        horizon = self.chunk.horizon if self.chunk else 1
+        actions = [value_of(self.action_space, (found + 31 * later) % 2**31) for later in range(horizon)]
+        return actions, (state * 3 + found) % 100_003
 
     def act(self, observations: Any, state: Any, live: Any, noise: Any) -> tuple[Any, Any]:
         count = len(live)
@@ -113,24 +128,29 @@ class Hashes:
         states = np.zeros(count, np.int64) if state is None else state[:, 0]
         rows = iterate(batch_space(self.observation_space, count), observations)
         chosen = [self.choose(*one) for one in zip(rows, states.tolist(), noises.tolist(), strict=True)]
-        actions = create_empty_array(self.action_space, count)
-        actions = concatenate(self.action_space, [action for action, _ in chosen], actions)
-        return actions, None if state is None else np.array([[following] for _, following in chosen])
+        flat = [action for actions, _ in chosen for action in actions]
+        batch = concatenate(self.action_space, flat, create_empty_array(self.action_space, len(flat)))
+        if self.chunk:
+            batch = tree.map_structure(lambda leaf: leaf.reshape(count, -1, *leaf.shape[1:]), batch)
+        return batch, None if state is None else np.array([[following] for _, following in chosen])
 
 
 def plain_loop(world: World, policy: Hashes, plan: EpisodePlan, settings: dict[str, Any]) -> list[tuple[Any, ...]]:
     """Run the episodes of a plan one after the other."""
-    rows, limit = [], settings["max_episode_steps"]
+    rows, limit, (execute, delay, _) = [], settings["max_episode_steps"], policy.chunk or Chunk()
     for spec in (plan[index] for index in range(len(plan))):
         observation, _ = world.reset(**spec.reset_arguments)
         total, discounted, discount, steps, state, speed = 0.0, 0.0, 1.0, 0, 0, math.nan
         once = at_end = by = None
         terminated = False
+        chosen: dict[int, list[Any]] = {}
         while not (terminated or by):
-            noise = EpisodeNoise(np.array([spec.seed]), np.array([steps])).uniform(1)[0, 0]
-            action, following = policy.choose(observation, state, 0.0 if settings["deterministic"] else noise)
-            state = following if hasattr(policy, "initial_state") else 0
-            observation, reward, terminated, truncated, info = world.step(action)
+            if steps % execute == 0:
+                noise = EpisodeNoise(np.array([spec.seed]), np.array([steps])).uniform(1)[0, 0]
+                chosen[steps], following = policy.choose(observation, state, noise * (not settings["deterministic"]))
+                state = following if hasattr(policy, "initial_state") else 0
+            used = max((asked for asked in chosen if asked + delay <= steps), default=0)
+            observation, reward, terminated, truncated, info = world.step(chosen[used][steps - used])
             total, discounted = total + float(reward), discounted + discount * float(reward)
             discount, steps, speed = discount * settings["gamma"], steps + 1, info.get("speed", speed)
             at_end = info.get("is_success", info.get("success", at_end))
@@ -156,14 +176,24 @@ def test_records_are_those_of_a_plain_loop(first: int) -> None:
         check(world)
 
 
+def chunk_of(world: int) -> Chunk | None:
+    """Return no chunk in half of the worlds."""
+    random = Random(world + WORLDS)
+    execute = random.randint(1, 6)
+    delay = random.randint(0, execute)
+    return Chunk(execute, delay, execute + delay + random.randint(0, 2)) if random.random() < 0.5 else None
+
+
 def check(world: int) -> None:
     random = Random(-world)
     settings = {"gamma": random.choice([1.0, 0.9]), "max_episode_steps": random.choice([1, 3, 30, 60])}
     deterministic, faults = random.random() < 0.6, random.choice([0, 0, 0.3])
-    policy = Hashes(World(world), recurrent=random.random() < 0.4)
+    policy = Hashes(World(world), recurrent=random.random() < 0.4, chunk=chunk_of(world))
     mode, lanes = random.choice(list(AutoresetMode)), random.choice([1, 2, 3, 8, 20])
     made = EvalConfig().evaluation(num_episodes=random.choice([1, 3, 10, 40]), seed=random.randrange(2**40), **settings)
     made.evaluation(info_keys=["speed"], determinism_check=random.choice(["auto", 0.3, 1.0]))
+    if policy.chunk is not None:
+        made.policy(chunk=policy.chunk._asdict() | random.choice([{}, {"horizon": None}]))
     made.policy(deterministic=deterministic, inference=random.choice(["exact", "exact", "batched"]))
     if random.random() < 0.25:
         made.evaluation(conditions=[{"id": str(shift), "shift": shift} for shift in range(random.randint(1, 7))])

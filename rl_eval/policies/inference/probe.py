@@ -299,14 +299,7 @@ class Probe:
             raise
         except survivable():
             return
-        if not isinstance(answer, tuple) or len(answer) != 2:
-            problem = f"act() of the policy {type(self.policy).__name__} returned a {type(answer).__name__}"
-            fix = "Return actions and the next state, or (actions, None) without a state."
-            raise PolicyError(problem, key="act", value=type(answer).__name__, fix=fix)
-        actions, following = answer
-        self._reader.read(actions, live)
-        if state is not None and following is None:
-            raise PolicyError("the policy has initial_state(), but its act() returned no next state", key="act")
+        self._reader.read(checked_answer(self.policy, answer, state)[0], live)
 
     def _alone(self, row: int) -> list[bytes]:
         return self._outputs(self._observations, np.array([row]), [0])
@@ -344,6 +337,27 @@ class Probe:
     def _state(self, size: int) -> Any:
         """Return a new state that the policy may change."""
         return copy_batch(take_rows(self._fresh_state, slice(0, size)))
+
+
+def checked_answer(policy: Policy, answer: Any, state: Any) -> tuple[Any, Any]:
+    """Return the actions and the next state that ``act`` returned.
+
+    Args:
+        policy: The policy.
+        answer: Result of its ``act``.
+        state: State that was passed; None without a state.
+
+    Raises:
+        PolicyError: The result is not a pair, or it lacks the next state.
+    """
+    if not isinstance(answer, tuple) or len(answer) != 2:
+        problem = f"act() of the policy {type(policy).__name__} returned a {type(answer).__name__}"
+        fix = "Return actions and the next state, or (actions, None) without a state."
+        raise PolicyError(problem, key="act", value=type(answer).__name__, fix=fix)
+    actions, following = answer
+    if state is not None and following is None:
+        raise PolicyError("the policy has initial_state(), but its act() returned no next state", key="act")
+    return actions, following
 
 
 def numerics_again(runner: Any) -> dict[str, Any] | str:

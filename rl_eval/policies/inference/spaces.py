@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 import tree
+from typing_extensions import override
 
 from rl_eval.errors import ConfigError, EnvError, PolicyError
 from rl_eval.policies.inference.device_arrays import kind_of, numpy_of
@@ -27,6 +28,7 @@ _PART_BYTES: Final = 2**20
 """Size of the part of an observation that is made up at once."""
 _EACH: Final = "Return an action for each observation of the batch."
 _ALONE: Final = "If predict() of a model chose them, pass the model itself. Otherwise return the actions alone."
+_CHUNKS: Final = "For chunks of {} actions, set policy.chunk, such as policy.chunk: {{execute: {}}}."
 NUMBERS: Final = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
 """Spaces whose values are arrays of numbers with one shape."""
 TEXTS: Final = 4
@@ -512,11 +514,7 @@ class ActionReader:
                 f"but {leaf} needs {shape}"
             )
             raise PolicyError(problem, key=where, value=str(array.shape), fix=_reshaped(array, leaf, shape))
-        kinds, needs = ("biuf", "numbers") if isinstance(leaf, gym.spaces.Box) else ("biu", "integers")
-        if array.dtype.kind not in kinds:
-            problem = f"the policy returned {where} of dtype {array.dtype}, but {leaf} needs {needs}"
-            cast = ", such as actions.astype(int) if all are whole numbers" if array.dtype.kind == "f" else ""
-            raise PolicyError(problem, key=where, value=str(array.dtype), fix=f"Return {needs}{cast}.")
+        _check_kind(where, leaf, array)
         if isinstance(leaf, gym.spaces.Box):
             return self._read_box(where, leaf, array, live)
         low, high = _range(leaf)
@@ -561,6 +559,45 @@ class ActionReader:
         return np.where(wrong, 0, whole).astype(leaf.dtype)
 
 
+class ChunkReader(ActionReader):
+    """Reader that checks the structure, the shapes and the dtypes of chunks of actions, but not their values.
+
+    Args:
+        space: Space of one action.
+        horizon: Number of actions in a chunk; None for that of the first chunk.
+    """
+
+    def __init__(self, space: gym.Space[Any], horizon: int | None) -> None:
+        super().__init__(space, "none")
+        self.horizon = horizon
+
+    @override
+    def _read_leaf(
+        self, path: tuple[Any, ...], leaf: gym.Space[Any], actions: Any, live: npt.NDArray[np.bool_]
+    ) -> Array:
+        where = f"action{_at(path)}"
+        array, shape = _as_array(where, actions), leaf.shape or ()
+        if self.horizon is None and array.ndim == 2 + len(shape):
+            self.horizon = array.shape[1]
+        if array.shape != (len(live), self.horizon, *shape):
+            due = ", ".join(map(str, (len(live), self.horizon or "horizon", *shape)))
+            problem = f"the policy returned {where} of shape {array.shape}, but policy.chunk needs ({due})"
+            fix = "Return a chunk of actions for each observation, or remove policy.chunk."
+            if array.shape[:1] + array.shape[2:] == (len(live), *shape):
+                fix = "Return equally long chunks in each call, and remove policy.chunk.horizon or correct it."
+            raise PolicyError(problem, key=where, value=str(array.shape), fix=fix)
+        _check_kind(where, leaf, array)
+        return array
+
+
+def _check_kind(where: str, leaf: gym.Space[Any], array: Array) -> None:
+    kinds, needs = ("biuf", "numbers") if isinstance(leaf, gym.spaces.Box) else ("biu", "integers")
+    if array.dtype.kind not in kinds:
+        problem = f"the policy returned {where} of dtype {array.dtype}, but {leaf} needs {needs}"
+        cast = ", such as actions.astype(int) if all are whole numbers" if array.dtype.kind == "f" else ""
+        raise PolicyError(problem, key=where, value=str(array.dtype), fix=f"Return {needs}{cast}.")
+
+
 def _other_structure(path: tuple[Any, ...], structure: Any, actions: Any) -> PolicyError:
     given, due = _outline(actions), _outline(structure)
     return PolicyError(
@@ -576,8 +613,14 @@ def _reshaped(array: Array, leaf: gym.Space[Any], shape: tuple[int, ...]) -> str
         return _EACH
     if array.size == math.prod(shape):
         return f"Return actions.reshape({', '.join(map(str, (-1, *shape[1:])))})."
-    logits = isinstance(leaf, gym.spaces.Discrete) and array.shape[1:] == (leaf.n,) and not leaf.start
-    return "For logits, return logits.argmax(axis=1), or pass the nn.Module itself." if logits else ""
+    if isinstance(leaf, gym.spaces.Discrete) and array.shape[1:] == (leaf.n,) and not leaf.start:
+        return "For logits, return logits.argmax(axis=1), or pass the nn.Module itself."
+    return chunk_advice(array.shape, shape)
+
+
+def chunk_advice(given: tuple[int, ...], due: tuple[int, ...]) -> str:
+    """Return advice for a batch of chunks of actions in place of a batch of actions; empty for other shapes."""
+    return _CHUNKS.format(given[1], given[1]) if len(given) > 1 and (given[0], *given[2:]) == due else ""
 
 
 def _outline(nested: Any) -> str:
