@@ -54,8 +54,8 @@ class OutputReader:
         self.space: Any = action_space
         self.is_box = isinstance(action_space, gym.spaces.Box)
         self._deterministic = deterministic
-        self._chunks = chunks
-        """Whether the network returns chunks of an unknown length. Later, ``space`` is the space of chunks."""
+        self._single = action_space if chunks else None
+        """Space of one action of a chunk; None without chunks. After the first batch, ``space`` contains chunks."""
         self._last: tuple[Array, Array | None, Array] | None = None
         """Outputs of the network for the last batch, and the actions drawn from them."""
 
@@ -86,8 +86,8 @@ class OutputReader:
             PolicyError: The output has the wrong shape, or is NaN in a live row.
         """
         refuse_nan(output, live, "the module's output")
-        if self._chunks:
-            self.space, self._chunks = _space_of_chunks(self.space, output), False
+        if self.space is self._single:
+            self.space = _space_of_chunks(self.space, output)
         if self._deterministic or noise is None:
             return self._read(output, log_std, live, None)
         actions = self._read(output, log_std, live, noise)
@@ -125,7 +125,8 @@ class OutputReader:
             return categorical(logits, live, noise) + int(space.start)
         if isinstance(space, gym.spaces.MultiDiscrete):
             sizes = [int(n) for n in space.nvec.ravel()]
-            logits = _expect(output.reshape(batch, -1), (batch, sum(sizes)), "logits", space)
+            rows = output if self._single is None else output.reshape(batch, -1)
+            logits = _expect(rows, (batch, sum(sizes)), "logits", space)
             parts = np.split(logits, np.cumsum(sizes)[:-1], axis=1)
             chosen = np.stack([categorical(part, live, noise) for part in parts], axis=1)
             return chosen.reshape(batch, *space.shape) + space.start

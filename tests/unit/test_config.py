@@ -40,6 +40,7 @@ EVERYTHING: dict[str, dict[str, Any]] = {
         "device": "cuda:0",
         "inference": "batched",
         "allow_nondeterministic": True,
+        "chunk": {"execute": 4, "delay": 2, "horizon": 8},
         "policies": {"a": {"policy": "my_pkg.policies:make", "weights": "/data/a.safetensors"}},
         "policy_mapping_fn": "my_pkg.policies:mapping",
     },
