@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 import yaml
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from typer.main import get_command
 
@@ -51,6 +52,8 @@ def type_name(hint: Any) -> str:
         return " or ".join(f"`{yaml.safe_dump(word).splitlines()[0]}`" for word in get_args(hint))
     if get_origin(hint) is Callable:
         return "a callable"
+    if inspect.isclass(hint) and issubclass(hint, BaseModel):
+        return "a mapping"
     if get_origin(hint) in (dict, tuple) or not get_args(hint):
         return (
             f"`{inspect.formatannotation(hint)}`".replace("typing.", "").replace("rl_eval.records.episode.", "")
