@@ -18,7 +18,7 @@ import yaml
 
 from rl_eval.bounded_read import read_named
 from rl_eval.config.conditions import anchored_conditions
-from rl_eval.config.policy_sources import absolute, anchored
+from rl_eval.config.policy_sources import absolute, anchored, user_path
 from rl_eval.config.settings import SECTIONS, EvalSettings, copy_containers, make_settings
 from rl_eval.errors import ConfigError, checked_keywords, nearest
 from rl_eval.errors.other_names import KnowsNames
@@ -96,6 +96,8 @@ class EvalConfig(KnowsNames):
         wrappers: Sequence[Any] = (),
         env_reuse: Literal["lane", "episode"] = "lane",
         instances: Literal["many", "one"] = "many",
+        python: str | Sequence[str] | None = None,
+        python_path: Sequence[str | Path] = (),
         agents: tuple[str, ...] | list[str] = (),
         action_masks: bool = False,
     ) -> EvalConfig:
@@ -216,6 +218,8 @@ class EvalConfig(KnowsNames):
         if folder is not None:
             for key, value in _anchored(config.to_dict().get("policy", {}), folder).items():
                 config.set(f"policy.{key}", value)
+            for key, value in _anchored_interpreter(config.to_dict().get("environment", {}), folder).items():
+                config.set(f"environment.{key}", value)
             if (conditions := config.to_dict().get("evaluation", {}).get("conditions")) is not None:
                 config.set("evaluation.conditions", anchored_conditions(conditions, folder))
         return config
@@ -357,6 +361,16 @@ def _anchored(section: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         result["policy"] = anchored(policy, folder)
     if isinstance(policies := section.get("policies"), Mapping):
         result["policies"] = {name: _anchored_policy(one, folder) for name, one in policies.items()}
+    return result
+
+
+def _anchored_interpreter(section: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the keys of an environment section that name an interpreter; resolve relative paths against a folder."""
+    result: dict[str, Any] = {}
+    if isinstance(python := section.get("python"), str) and "/" in python:
+        result["python"] = absolute(folder / user_path(python))
+    if isinstance(folders := section.get("python_path"), (list, tuple)):
+        result["python_path"] = [absolute(folder / user_path(str(one))) for one in folders]
     return result
 
 

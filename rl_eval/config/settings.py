@@ -88,6 +88,13 @@ class EnvironmentSection(_Section):
     instances: Literal["many", "one"] = "many"
     """``one``: a process can build only one environment. Then the default of ``num_envs_per_runner`` is 1, and episodes
     of the determinism check run again in the environment that exists."""
+    python: str | tuple[str, ...] | None = None
+    """Another interpreter for the environment, which needs no package of rl_eval: the path of a Python, or a command as
+    a list, such as ``[conda, run, --no-capture-output, -n, libero, python]``. ``env`` and wrappers must be names. The
+    runners are then ``subprocess``. A relative path in a config file is relative to that file."""
+    python_path: tuple[str, ...] = ()
+    """Folders to put first on the path of modules of ``python``. A relative folder in a config file is relative to that
+    file."""
     agents: tuple[str, ...] = ()
     """Agents of a multi-agent environment in the order of their seats. By default the environment's
     ``possible_agents``; to read them, the process that starts the evaluation builds one environment."""
@@ -462,6 +469,8 @@ def make_settings(values: Mapping[str, Mapping[str, Any]]) -> EvalSettings:
         raise _explained(error) from None
     if settings.policy.policies and "runner" not in settings.runners.model_fields_set:
         settings = with_values(settings, runners={"runner": "multi_agent"})
+    elif settings.environment.python is not None and "runner" not in settings.runners.model_fields_set:
+        settings = with_values(settings, runners={"runner": "subprocess"})
     _check_together(settings)
     return settings
 
@@ -533,6 +542,8 @@ def _check_together(settings: EvalSettings) -> None:
         raise ConfigError(
             problem, key="environment.env", fix='Set environment.env to a gymnasium id, "module:attr" or a callable.'
         )
+    if settings.environment.python is not None:
+        _check_interpreter(settings)
     if runners.num_runners and is_live_environment(settings.environment.env):
         problem = (
             f"environment.env is a {type(settings.environment.env).__name__} object, but runners.num_runners is "
@@ -556,6 +567,18 @@ def _check_together(settings: EvalSettings) -> None:
         _check_in_process(settings)
     elif not runners.num_gpus_per_runner:
         _check_devices(settings.policy)
+
+
+def _check_interpreter(settings: EvalSettings) -> None:
+    """Reject an environment that cannot be built in another interpreter."""
+    section = settings.environment
+    wrappers = [one.get("wrapper") if isinstance(one, Mapping) else one for one in section.wrappers]
+    live = next((one for one in (section.env, *wrappers) if not isinstance(one, str)), None)
+    if live is not None:
+        key = "environment.env" if live is section.env else "environment.wrappers"
+        problem = f"{key} is {describe_object(live)}, an object of this interpreter, but environment.python is set"
+        fix = 'Name it, as "module:attr" or as an id of gymnasium or gym.'
+        raise ConfigError(problem, key=key, value=describe_object(live), fix=fix)
 
 
 def _check_devices(section: PolicySection, key: str = "policy") -> None:

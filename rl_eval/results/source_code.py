@@ -75,11 +75,13 @@ def package_version(package: str) -> str | None:
 def _sources(settings: EvalSettings, objects: dict[str, Any]) -> Iterator[Any]:
     """Yield the names and the objects that implement environment, policies, metrics, rules and runners."""
     env, policies = settings.environment, sections_of(settings.policy)
-    yield from (env.env, _entry_point(env.env), settings.policy.policy_mapping_fn)
+    if env.python is None:
+        yield from (env.env, _entry_point(env.env), env.wrappers)
+    yield settings.policy.policy_mapping_fn
     yield from (*settings.evaluation.metrics.values(), *settings.evaluation.rules)
     yield from (settings.runners.runner, settings.runners.init_fn)
     yield from ({name: one.policy for name, one in policies.items()} | objects).values()
-    yield from _live([env.env_kwargs, env.wrappers, *(one.policy_kwargs for one in policies.values())])
+    yield from _live([env.env_kwargs, *(one.policy_kwargs for one in policies.values())])
 
 
 def _entry_point(env: Any) -> Any:

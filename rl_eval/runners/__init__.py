@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final, NamedTuple, Protocol, TypeVar, cast
 
 from rl_eval.config.references import import_attribute
-from rl_eval.config.settings import EvalSettings, needs_interruption
+from rl_eval.config.settings import EnvironmentSection, EvalSettings, needs_interruption
 from rl_eval.errors import ConfigError, nearest
 from rl_eval.records.episode import Lease, RunReport
 from rl_eval.runners.base import EvalRunner
@@ -178,6 +178,8 @@ def _check_environment(settings: EvalSettings, facts: RunnerFacts) -> None:
         problem = "environment.wrappers are gymnasium wrappers, which a multi-agent environment cannot have"
         fix = "Wrap the environment in the function of environment.env."
         raise ConfigError(problem, key="environment.wrappers", value=section.wrappers, fix=fix)
+    if section.python is not None:
+        _check_interpreter(section, runners.runner, facts)
     if (slots := slots_of(settings)) and not facts.steps_all_slots:
         problem = (
             f"environment.env is a {type(section.env).__name__} object that steps {slots} environments in one call, "
@@ -189,6 +191,18 @@ def _check_environment(settings: EvalSettings, facts: RunnerFacts) -> None:
         problem = "environment.env_reuse is episode, but environment.instances is one"
         fix = "Remove one of the keys."
         raise ConfigError(problem, key="environment.env_reuse", value="episode", fix=fix)
+
+
+def _check_interpreter(section: EnvironmentSection, runner: str | type, facts: RunnerFacts) -> None:
+    """Reject settings that do not work with an environment in another interpreter."""
+    if facts.unit != "process":
+        problem = f"environment.python is set, but runners.runner is {runner!r}"
+        fix = "Remove runners.runner: environment.python implies subprocess."
+        raise ConfigError(problem, key="environment.python", value=runner, fix=fix)
+    for key in ("agents", "action_masks"):
+        if value := getattr(section, key):
+            problem = f"environment.{key} is set, which does not work with environment.python"
+            raise ConfigError(problem, key=f"environment.{key}", value=value, fix="Remove one of the keys.")
 
 
 def _check_lanes(settings: EvalSettings, facts: RunnerFacts, lanes: int) -> None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import gymnasium as gym
 from gymnasium.envs.registration import load_env_creator
@@ -27,7 +27,7 @@ _MEMBERS: Final = ("reset", "step", "observation_space", "action_space")
 
 _KEYWORDS: Final = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
 
-_GYMNASIUM_ID: Final = re.compile(r"(?:[\w.]+:)?(?:[\w-]+/)?[\w.-]+-v\d+")
+GYMNASIUM_ID: Final = re.compile(r"(?:[\w.]+:)?(?:[\w-]+/)?[\w.-]+-v\d+")
 
 _DOTTED: Final = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
 
@@ -57,7 +57,7 @@ def import_env(section: EnvironmentSection) -> None:
     """
     env = section.env
     with suppress(Exception):
-        if isinstance(env, str) and isinstance(entry := gym.spec(env).entry_point, str):
+        if section.python is None and isinstance(env, str) and isinstance(entry := gym.spec(env).entry_point, str):
             load_env_creator(entry)
 
 
@@ -176,6 +176,8 @@ def takes_context(section: EnvironmentSection, num_envs: int | None = None) -> b
     Such a function may choose a port, a device or a folder by the indices of the context. So two of its environments
     with equal indices must not exist at the same time.
     """
+    if section.python is not None:
+        return True
     env, given = section.env, {**section.env_kwargs, **({} if num_envs is None else {"num_envs": num_envs})}
     try:
         factory = import_attribute("environment.env", env) if isinstance(env, str) and not _is_id(env) else env
@@ -187,7 +189,7 @@ def takes_context(section: EnvironmentSection, num_envs: int | None = None) -> b
 
 def _is_id(env: str) -> bool:
     """Whether a string is an id of gymnasium's registry, or can only be one."""
-    return env in gym.registry or _GYMNASIUM_ID.fullmatch(env) is not None
+    return env in gym.registry or GYMNASIUM_ID.fullmatch(env) is not None
 
 
 def _simulator(library: Integration, env: str, kwargs: dict[str, Any]) -> Any:
@@ -317,9 +319,19 @@ def _check_seed(built: Any, what: str) -> None:
     with suppress(TypeError, ValueError):  # Some methods hide their signature.
         parameters = inspect.signature(inner.reset).parameters.values()
         if not any(one.name == "seed" or one.kind is one.VAR_KEYWORD for one in parameters):
-            problem = f"{what} built a {type(inner).__name__}, whose reset() takes no seed"
-            fix = "Define reset(self, *, seed=None, options=None), with super().reset(seed=seed) as its first line."
-            raise ConfigError(problem, key=what.partition(" ")[0], value=type(inner).__name__, fix=fix)
+            refuse_unseeded(what, type(inner).__name__)
+
+
+def refuse_unseeded(what: str, name: str) -> NoReturn:
+    """Raise an error about an environment whose ``reset`` takes no seed.
+
+    Args:
+        what: Configuration key of the environment, and its value.
+        name: Name of its class.
+    """
+    problem = f"{what} built a {name}, whose reset() takes no seed"
+    fix = "Define reset(self, *, seed=None, options=None), with super().reset(seed=seed) as its first line."
+    raise ConfigError(problem, key=what.partition(" ")[0], value=name, fix=fix)
 
 
 def _call(factory: Any, kwargs: dict[str, Any], context: EnvContext) -> Any:

@@ -6,7 +6,7 @@ The statistics change in every step, so an episode depends on the episodes befor
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import gymnasium as gym
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorWrapper
@@ -27,12 +27,23 @@ def check_frozen(env: Any, key: str) -> None:
         ConfigError: A wrapper updates its statistics.
     """
     for name, flag in _learning(env):
-        problem = f"{key} has a {name}, whose statistics change in every step, so episodes depend on earlier episodes"
-        fix = (
-            f"Remove it, or pass a function that builds the environment with the statistics of the training and sets "
-            f"{flag} to False."
-        )
-        raise ConfigError(problem, key=key, value=name, fix=fix)
+        refuse_learning(key, name, flag)
+
+
+def refuse_learning(key: str, name: str, flag: str) -> NoReturn:
+    """Raise an error about a wrapper that updates its statistics.
+
+    Args:
+        key: Configuration key of the environment or wrapper.
+        name: Name of the wrapper's class.
+        flag: Attribute that freezes the statistics.
+    """
+    problem = f"{key} has a {name}, whose statistics change in every step, so episodes depend on earlier episodes"
+    fix = (
+        f"Remove it, or pass a function that builds the environment with the statistics of the training and sets "
+        f"{flag} to False."
+    )
+    raise ConfigError(problem, key=key, value=name, fix=fix)
 
 
 def _learning(env: Any) -> Iterator[tuple[str, str]]:

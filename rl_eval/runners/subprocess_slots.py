@@ -8,7 +8,6 @@ from multiprocessing.connection import wait
 from time import perf_counter
 from typing import Any, ClassVar, Final, TypeVar, final
 
-import cloudpickle
 import gymnasium as gym
 from typing_extensions import override
 
@@ -18,8 +17,10 @@ from rl_eval.policies.inference.inference import RowInference
 from rl_eval.records.episode import Lease, Phase, RunReport
 from rl_eval.runners.base import EvalRunner
 from rl_eval.runners.facts import RunnerFacts
+from rl_eval.runners.interpreter import interpreter_of
 from rl_eval.runners.lane import Lane
-from rl_eval.runners.slot_process import BEGIN, CallLimit, SlotEnv, SlotProcess, value_of
+from rl_eval.runners.slot_process import CallLimit, SlotEnv, SlotProcess, value_of
+from rl_eval.runners.slot_worker import BEGIN, CONSTRUCT
 
 _LEAST_WAIT_S: Final = 0.05
 """Seconds that a call may wait for its first reply, even if its budget is smaller."""
@@ -47,7 +48,7 @@ class SubprocessEvalRunner(EvalRunner):
 
     def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
         self._slots = [
-            SlotProcess(_payload(settings, runner_index, lane_index), self._add_generator)
+            SlotProcess(interpreter_of(settings, runner_index, lane_index), self._add_generator)
             for lane_index in range(self.facts.lanes(settings))
         ]
         self._coming: dict[int, SlotEnv] = {}
@@ -261,7 +262,7 @@ class SubprocessEvalRunner(EvalRunner):
         if env is None:
             env = self._numbered(lane_index)
             env.build(_constructor_limit(self.settings))
-        elif env.reply.phase == "construct":
+        elif env.reply.phase == CONSTRUCT:
             if (lease := self.slots[lane_index].lease) is not None and lease.how.fresh:
                 self._slots[lane_index].kill()  # A new process may be able to build the next environment.
             value_of(env.reply)
@@ -282,8 +283,13 @@ class SubprocessEvalRunner(EvalRunner):
         return self._outputs.get(slot)
 
     @override
-    def foreach_env(self, function: Callable[[Any], Result]) -> list[Result]:
-        return [env.call(function) for env in self._envs()]
+    def foreach_env(self, function: Callable[[Any], Result] | str) -> list[Result]:
+        """Call a function with each environment in its process; see :meth:`EvalRunner.foreach_env`.
+
+        Args:
+            function: The function, or the name of an attribute. Another interpreter takes only a name.
+        """
+        return [env.get(function) if isinstance(function, str) else env.call(function) for env in self._envs()]
 
     def _envs(self) -> Iterator[SlotEnv]:
         for lane in self.slots:
@@ -312,8 +318,3 @@ def _constructor_limit(settings: EvalSettings) -> CallLimit:
     """Return the time limit of the first constructor."""
     limit = settings.fault_tolerance.reset_timeout_s
     return CallLimit("fault_tolerance.reset_timeout_s", limit) if limit else _start_limit(settings)
-
-
-def _payload(settings: EvalSettings, runner_index: int, lane_index: int) -> bytes:
-    where = (settings.environment, runner_index, lane_index, settings.runners.num_runners, True)
-    return bytes(cloudpickle.dumps(where))

@@ -27,6 +27,8 @@ EVERYTHING: dict[str, dict[str, Any]] = {
         "wrappers": ["my_pkg:Wrapper", {"wrapper": "my_pkg:Other", "size": 2}],
         "env_reuse": "episode",
         "instances": "one",
+        "python": ["conda", "run", "python"],
+        "python_path": ["/src"],
         "agents": ["a", "b"],
         "action_masks": True,
     },
@@ -509,7 +511,7 @@ def test_a_description_is_plain_data_that_names_live_objects() -> None:
 
 ELSEWHERE = {
     "num_episodes", "seed", "first_index", "info_keys", "return_bounds", "determinism_check", "weights", "weights_key",
-    "device", "allow_nondeterministic", "observers", "inference", "instances",
+    "device", "allow_nondeterministic", "observers", "inference", "instances", "python", "python_path",
 }  # fmt: skip
 """Keys of environment, policy and evaluation that are not in the identity: plan, weights, and what is only recorded."""
 

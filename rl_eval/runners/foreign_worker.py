@@ -1,0 +1,529 @@
+"""Environments of a slot in another interpreter. This file runs there alone, without a package of rl_eval.
+
+It needs Python 3.6 or newer, and NumPy only for arrays. The runner puts its source on the command line, and imports
+:func:`dumps` and :func:`loads` from it for its own side. Requests and replies are frames on the two ends of a socket
+pair: JSON, followed by the bytes of all arrays. The length of a frame is sent as multiprocessing's ``Connection`` does.
+"""
+
+import importlib
+import inspect
+import json
+import os
+import random
+import re
+import select
+import signal
+import struct
+import sys
+import threading
+import time
+import traceback
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+
+MOST_BYTES = 2**28
+"""Longest frame."""
+_HEAD = struct.Struct("<I")
+LENGTH = struct.Struct("!i")
+"""Number of bytes of a frame, before it."""
+_KINDS = "biufcSU"
+"""Kinds of dtypes that a frame can have."""
+_PLAIN = {"|b1": "?", "|i1": "b", "|u1": "B", "<i2": "<h", "<u2": "<H", "<i4": "<i", "<u4": "<I", "<i8": "<q"}
+_PLAIN.update({"<u8": "<Q", "<f4": "<f", "<f8": "<d"})
+"""Formats of ``struct`` for the scalars that can be read without NumPy, by dtype."""
+_CONTEXTS = ("config", "context", "env_config")
+"""Names of a first parameter that receives the context."""
+_DEATH_SIGNAL = 1
+"""Linux: PR_SET_PDEATHSIG."""
+_LAST_CLOSE_S = 1.0
+"""Time for the environments' ``close`` after the runner has gone, in seconds."""
+_LOOK_S = 0.5
+
+
+# ---------------------------------------------------------------------------------------------------- frames
+
+
+def dumps(value: Any) -> bytes:
+    """Return a value as the bytes of a frame.
+
+    Raises:
+        TypeError: The value contains something that is neither plain data nor an array of numbers or texts.
+    """
+    parts: List[bytes] = []
+    try:
+        head = json.dumps(_described(value, parts)).encode()
+    except RecursionError:
+        raise TypeError("a value that contains itself cannot be sent") from None
+    data = b"".join([_HEAD.pack(len(head)), head, *parts])
+    if len(data) > MOST_BYTES:
+        raise TypeError("a value of %d bytes cannot be sent: a frame has at most %d" % (len(data), MOST_BYTES))
+    return data
+
+
+def _described(item: Any, parts: List[bytes]) -> Any:
+    kind = type(item)
+    if item is None or kind in (bool, int, float, str):
+        return item
+    if kind is list:
+        return [_described(each, parts) for each in item]
+    if isinstance(item, tuple):
+        return {"t": [_described(each, parts) for each in item]}
+    if isinstance(item, dict):
+        return {"d": [[_described(key, parts), _described(each, parts)] for key, each in item.items()]}
+    if kind is bytes:
+        parts.append(item)
+        return {"b": len(item)}
+    dtype: Any = getattr(item, "dtype", None)
+    if getattr(dtype, "kind", "O") in _KINDS and hasattr(item, "tobytes"):
+        data = item.tobytes()
+        parts.append(data)
+        return {"a": [dtype.str, list(item.shape), len(data), hasattr(item, "__setitem__")]}
+    raise TypeError("a %s cannot be sent" % (kind.__name__ if dtype is None else "%s of %s" % (kind.__name__, dtype)))
+
+
+def loads(data: bytes) -> Any:
+    """Return the value of a frame.
+
+    Raises:
+        ValueError: The bytes are not a frame.
+    """
+    try:
+        (size,) = _HEAD.unpack(data[: _HEAD.size])
+        rest = memoryview(data)[_HEAD.size + size :]
+        place = [0]
+        value = _read(json.loads(bytes(data[_HEAD.size : _HEAD.size + size]).decode()), rest, place)
+    except Exception as error:
+        raise ValueError("%s: %s" % (type(error).__name__, error)) from error
+    if len(data) < _HEAD.size + size:
+        raise ValueError("the frame ends in its head")
+    if place[0] != len(rest):
+        raise ValueError("the frame has %d bytes after its arrays" % (len(rest) - place[0]))
+    return value
+
+
+def _read(item: Any, rest: Any, place: List[int]) -> Any:
+    if isinstance(item, list):
+        return [_read(each, rest, place) for each in item]
+    if not isinstance(item, dict):
+        return item
+    ((kind, given),) = item.items()
+    if kind == "d":
+        return {_read(key, rest, place): _read(each, rest, place) for key, each in given}
+    if kind == "t":
+        return tuple([_read(each, rest, place) for each in given])
+    if kind not in ("a", "b"):
+        raise ValueError("unknown kind %r" % kind)
+    size = given if kind == "b" else given[2]
+    if not 0 <= size <= len(rest) - place[0]:
+        raise ValueError("the frame ends before its arrays")
+    part = rest[place[0] : place[0] + size]
+    place[0] += size
+    return bytes(part) if kind == "b" else _array(part, given[0], given[1], given[3])
+
+
+def _array(part: Any, dtype: str, shape: List[int], is_array: bool) -> Any:
+    try:
+        import numpy
+    except ImportError:
+        if is_array:
+            raise ValueError("an array came, but this interpreter has no NumPy: install it there") from None
+        return struct.unpack(_PLAIN[dtype], part)[0]
+    found = numpy.dtype(dtype)
+    if found.kind not in _KINDS:
+        raise ValueError("the dtype %s is refused" % dtype)
+    array = numpy.frombuffer(part, found).reshape(shape) if found.itemsize else numpy.zeros(shape, found)
+    return array.copy() if is_array else array[()]
+
+
+# ---------------------------------------------------------------------------------------------------- environments
+
+
+class EnvContext(dict):  # type: ignore[type-arg]
+    """Argument of a function that builds an environment; see ``rl_eval.EnvContext``."""
+
+    def __init__(self, kwargs: Dict[str, Any], fields: Dict[str, Any]) -> None:
+        super().__init__(kwargs)
+        self.__dict__.update(fields)
+
+
+def build(where: Dict[str, Any]) -> Any:
+    """Build an environment from its name, with its wrappers."""
+    name = where["env"]
+    if re.fullmatch(where["ids"], name):
+        env = _registered(name, where["env_kwargs"])
+    else:
+        env = _called(_imported(name), where["env_kwargs"], where["context"])
+    for wrapper in where["wrappers"]:
+        kwargs = dict(wrapper)
+        env = _imported(kwargs.pop("wrapper"))(env, **kwargs)
+    return env
+
+
+def _registered(name: str, kwargs: Dict[str, Any]) -> Any:
+    """Build an environment from the registry of gymnasium; if it does not have the id, from the registry of gym."""
+    problem: Exception = ImportError("neither gymnasium nor gym can be imported")
+    for library in ("gymnasium", "gym"):
+        try:
+            gym = importlib.import_module(library)
+        except ImportError:
+            continue
+        unchecked = {"disable_env_checker": True} if "disable_env_checker" in _parameters(gym.make) else {}
+        try:
+            return gym.make(name, **dict(unchecked, **kwargs))
+        except gym.error.Error as error:
+            problem = error
+    raise problem
+
+
+def _imported(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    found = importlib.import_module(module)
+    for part in attribute.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _parameters(function: Any) -> Dict[str, inspect.Parameter]:
+    try:
+        return dict(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # Some callables hide their signature.
+        return {}
+
+
+def _called(factory: Any, kwargs: Dict[str, Any], fields: Dict[str, Any]) -> Any:
+    """Call a factory with arguments, and with the context if it has a parameter for one."""
+    parameters = list(_parameters(factory).values())
+    receiver = _receiver(parameters, kwargs, inspect.isclass(factory))
+    if receiver is None:
+        return factory(**kwargs)
+    if receiver in kwargs:
+        return factory(**dict(kwargs, **{receiver: EnvContext(kwargs[receiver], fields)}))
+    if receiver != parameters[0].name:
+        return factory(**dict(kwargs, **{receiver: EnvContext(kwargs, fields)}))
+    named = {one.name: kwargs[one.name] for one in parameters if one.kind is one.KEYWORD_ONLY and one.name in kwargs}
+    return factory(EnvContext(kwargs, fields), **named)
+
+
+def _receiver(parameters: List[inspect.Parameter], kwargs: Dict[str, Any], is_class: bool) -> Optional[str]:
+    """Return the name of the parameter for the context; None if there is none. See ``rl_eval.EnvContext``."""
+    annotated = [one.name for one in parameters if "EnvContext" in str(one.annotation)]
+    if (
+        annotated
+        or not parameters
+        or parameters[0].kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+    ):
+        return annotated[0] if annotated else None
+    first = parameters[0]
+    named, required = first.name in _CONTEXTS, first.default is first.empty and first.name not in kwargs
+    return first.name if (named and required if is_class else named or required) else None
+
+
+def _chain(env: Any) -> Iterator[Any]:
+    """Yield an environment and those that it wraps, the outermost first."""
+    while env is not None:
+        yield env
+        env = vars(env).get("env") if hasattr(env, "__dict__") else None
+
+
+def attribute(env: Any, name: str) -> Any:
+    """Return an attribute of an environment or of one that it wraps; None if there is none."""
+    return next((getattr(one, name) for one in _chain(env) if hasattr(one, name)), None)
+
+
+def facts(env: Any, where: Dict[str, Any]) -> Dict[str, Any]:
+    """Return what the runner reads of an environment without a call."""
+    limits = [
+        one._max_episode_steps for one in _chain(env) if isinstance(getattr(one, "_max_episode_steps", None), int)
+    ]
+    metadata = attribute(env, "metadata")
+    keys = attribute(env, "condition_keys")
+    return {
+        "observation_space": describe_space(attribute(env, "observation_space"), "observation_space"),
+        "action_space": describe_space(attribute(env, "action_space"), "action_space"),
+        "render_mode": attribute(env, "render_mode"),
+        "metadata": _sendable(metadata) if isinstance(metadata, dict) else {},
+        "condition_keys": None if keys is None else list(keys),
+        "time_limit": min(limits) if limits else None,
+        "name": type(list(_chain(env))[-1]).__name__,
+        "seeded_by": seeded_by(env),
+        "learning": _learning(env, where["learning"]),
+        "provenance": provenance(where["env"]),
+    }
+
+
+def seeded_by(env: Any) -> str:
+    """Return ``reset`` or ``seed``, the method of the innermost environment that takes a seed; else ``neither``."""
+    inner = list(_chain(env))[-1]
+    takes = _parameters(inner.reset).values()
+    if any(one.name == "seed" or one.kind is one.VAR_KEYWORD for one in takes):
+        return "reset"
+    return "seed" if callable(getattr(inner, "seed", None)) else "neither"
+
+
+def _learning(env: Any, flags: Dict[str, str]) -> Optional[Tuple[str, str]]:
+    """Return the class name of a wrapper that updates its statistics, and the attribute that freezes it."""
+    for one in _chain(env):
+        names = ["%s:%s" % (base.__module__, base.__qualname__) for base in type(one).__mro__]
+        flag = next((flags[name] for name in names if name in flags), "")
+        if flag and getattr(one, flag, True):
+            return type(one).__name__, flag
+    return None
+
+
+def describe_space(space: Any, path: str) -> List[Any]:
+    """Return the description of a space, by the name of its class; for another class, its name and the path."""
+    kind = type(space).__name__
+    if kind == "Box":
+        return [kind, space.low, space.high]
+    if kind == "Discrete":
+        return [kind, int(space.n), int(getattr(space, "start", 0))]
+    if kind == "MultiDiscrete":
+        return [kind, space.nvec]
+    if kind == "MultiBinary":
+        return [kind, space.n if isinstance(space.n, int) else [int(one) for one in space.n]]
+    if kind == "Dict":
+        return [kind, [[key, describe_space(one, "%s[%r]" % (path, key))] for key, one in space.spaces.items()]]
+    if kind == "Tuple":
+        return [kind, [describe_space(one, "%s[%d]" % (path, place)) for place, one in enumerate(space.spaces)]]
+    if kind == "Text":
+        return [kind, space.min_length, space.max_length, "".join(sorted(space.character_set))]
+    return ["", kind, path]
+
+
+def provenance(name: str) -> Dict[str, str]:
+    """Return the version of the interpreter, and those of the packages on which the environment depends."""
+    found = {"python": sys.version.split()[0]}
+    for package in ("gymnasium", "gym", "numpy", re.split("[.:/]", name)[0]):
+        version = getattr(sys.modules.get(package), "__version__", None)
+        if isinstance(version, str):
+            found[package] = version
+    return found
+
+
+class Sensor:
+    """Detector of an environment that changes a global random generator; see ``rl_eval.records.generators``."""
+
+    def __init__(self, report: Callable[[str], object]) -> None:
+        self._report = report
+        self._calls = 0
+        self._knows_reset = False
+
+    def call(self, method: str, function: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call ``reset`` or ``step``. Compare the generators around the calls 1, 2, 4, 8 and so on."""
+        self._calls += 1
+        if self._calls & (self._calls - 1) and (self._knows_reset or method != "reset"):
+            return function(*args, **kwargs)
+        modules, before = len(sys.modules), _generators()
+        result = function(*args, **kwargs)
+        if len(sys.modules) == modules:  # Modules may seed when they are imported.
+            self._knows_reset = self._knows_reset or method == "reset"
+            for name, state in _generators().items():
+                if before.get(name, state) != state:
+                    self._report("%s() changes %s" % (method, name))
+        return result
+
+
+def _generators() -> Dict[str, Any]:
+    """Return the state of each global random generator, by the name of the generator."""
+    states: Dict[str, Any] = {"Python's global generator": random.getstate()}
+    if "numpy" in sys.modules:
+        parts = sys.modules["numpy"].random.get_state()
+        states["numpy's global generator"] = [getattr(one, "tobytes", one.__repr__)() for one in parts]
+    if "torch" in sys.modules:
+        states["torch's global generator"] = sys.modules["torch"].get_rng_state().numpy().tobytes()
+    return states
+
+
+def reset(env: Any, arguments: Dict[str, Any], call: Callable[..., Any]) -> Tuple[Any, Dict[str, Any]]:
+    """Reset an environment of gymnasium or gym; return the observation and the info."""
+    if seeded_by(env) == "seed":
+        rest = dict(arguments)
+        call("reset", env.seed, rest.pop("seed") % 2**31)
+        found = call("reset", env.reset, **rest)
+    else:
+        found = call("reset", env.reset, **arguments)
+    has_info = isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)
+    return (found[0], found[1]) if has_info else (found, {})
+
+
+def step(env: Any, action: Any, call: Callable[..., Any]) -> Tuple[Any, ...]:
+    """Step an environment of gymnasium or gym. With gym's four values, the info says why it ended."""
+    found = tuple(call("step", env.step, action))
+    if len(found) != 4:
+        return found
+    observation, reward, done, info = found
+    cut = bool(done) and bool(info.get("TimeLimit.truncated", False))
+    return observation, reward, bool(done) and not cut, cut, info
+
+
+# ---------------------------------------------------------------------------------------------------- requests
+
+
+class Slot:
+    """Environments of a slot, by number.
+
+    Args:
+        where: The environment's name, arguments, wrappers and context.
+        send: Sends a reply.
+    """
+
+    def __init__(self, where: Dict[str, Any], send: Callable[[Any], None]) -> None:
+        self._where, self._send = where, send
+        self._envs: Dict[int, Any] = {}
+        self._call = Sensor(lambda change: send((0, "sensed", change, None, "", 0.0))).call
+
+    def answer(self, number: int, kind: str, env: int, *args: Any) -> None:
+        """Execute a request and send the reply."""
+        started, phase = time.perf_counter(), "reset" if kind == "begin" else kind
+        try:
+            if kind == "close":
+                self.close(env)
+                self._send((number, "closed", None, None, "", 0.0))
+                return
+            if kind != "step" and env not in self._envs:
+                phase = "construct"
+                made = self._envs[env] = build(self._where)
+                self._send((number, "made", (env, facts(made, self._where)), None, "", time.perf_counter() - started))
+            started, phase = time.perf_counter(), "reset" if kind == "begin" else kind
+            value = self._value(self._envs[env], kind, *args)
+            self._send((number, phase, value, None, "", time.perf_counter() - started))
+        except BaseException as error:
+            text = "%s: %s" % (type(error).__name__, error)
+            self._send((number, phase, None, text, traceback.format_exc()[-20000:], time.perf_counter() - started))
+
+    def _value(self, env: Any, kind: str, *args: Any) -> Any:
+        if kind == "step":
+            return _with_sendable_info(step(env, args[0], self._call))
+        if kind == "begin":
+            position, seed, attempt, arguments = args
+            hook = attribute(env, "begin_episode")
+            if callable(hook):
+                hook(position, seed, attempt)
+            return _with_sendable_info(reset(env, arguments, self._call))
+        if kind == "get":
+            return attribute(env, args[0])
+        if kind == "render":
+            return env.render()
+        if kind == "build":
+            return None
+        raise ValueError("unknown request %r" % kind)
+
+    def close(self, env: int) -> None:
+        """Close an environment if it exists; ignore an error of its ``close``."""
+        try:
+            if env in self._envs:
+                self._envs.pop(env).close()
+        except BaseException:
+            pass
+
+    def close_all(self) -> None:
+        """Close all environments."""
+        for env in list(self._envs):
+            self.close(env)
+
+
+def _sendable(values: Dict[Any, Any]) -> Dict[Any, Any]:
+    """Return the items that a frame can have."""
+    kept = {}
+    for key, value in values.items():
+        try:
+            dumps({key: value})
+        except TypeError:
+            continue
+        kept[key] = value
+    return kept
+
+
+def _with_sendable_info(result: Tuple[Any, ...]) -> Tuple[Any, ...]:
+    try:
+        dumps(result[-1])
+    except TypeError:
+        if isinstance(result[-1], dict):
+            return (*result[:-1], _sendable(result[-1]))
+    return result
+
+
+# ---------------------------------------------------------------------------------------------------- the process
+
+
+def _end_with(parent: int, inward: int) -> None:
+    """Exit when the runner has gone, even while an environment is busy.
+
+    Behind a wrapper such as ``sh -c`` the parent is not the runner, so the hang-up of the input is observed, too.
+    """
+    if "main" in sys.argv[2:]:
+        # The signal comes when the starting thread exits. Only the main thread lives as long as its process.
+        try:
+            import ctypes
+
+            ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
+        except (ImportError, OSError, AttributeError):
+            pass
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(inward, 0)
+        while os.getppid() == parent and not poll.poll(_LOOK_S * 1000):
+            pass
+        time.sleep(_LAST_CLOSE_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="rl_eval parent watch", daemon=True).start()
+
+
+def _read_frame(inward: int) -> bytes:
+    (size,) = LENGTH.unpack(_exactly(inward, LENGTH.size))
+    return _exactly(inward, size)
+
+
+def _exactly(inward: int, count: int) -> bytes:
+    found = bytearray()
+    while len(found) < count:
+        part = os.read(inward, min(count - len(found), 2**20))
+        if not part:
+            raise EOFError
+        found += part
+    return bytes(found)
+
+
+def _write(outward: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(outward, rest) :]
+
+
+def main() -> None:
+    """Answer requests of the runner until it has gone. Argument: the mark that precedes the first frame, as hex."""
+    inward, outward = os.dup(0), os.dup(1)
+    os.dup2(2, 1)  # What the simulator prints does not go to the frames.
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the runner's process, which ends this one.
+    _end_with(os.getppid(), inward)
+    _write(outward, bytes.fromhex(sys.argv[1]))
+    if hasattr(os, "register_at_fork"):
+        # A process that the environment starts must not keep the pipe open: the runner waits until it is closed.
+        os.register_at_fork(after_in_child=lambda: os.closerange(inward, outward + 1))
+
+    def send(reply: Any) -> None:
+        data = dumps(reply)
+        _write(outward, LENGTH.pack(len(data)) + data)
+
+    slot = None
+    try:
+        where = loads(_read_frame(inward))
+        sys.path[:0] = where["python_path"]
+        slot = Slot(where, send)
+        try:
+            importlib.import_module(where["module"])
+        except Exception:
+            pass  # The construction raises it again.
+        send((0, "started", None, None, "", 0.0))
+        while True:
+            slot.answer(*loads(_read_frame(inward)))
+    except (EOFError, OSError):
+        if slot is not None:
+            slot.close_all()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,384 @@
+"""Interpreters of the processes of slots: how a process is started, and what travels between it and its runner.
+
+A process of this interpreter gets pickles. A process of another one (``environment.python``) gets frames, in which
+nothing is pickled; see :mod:`rl_eval.runners.foreign_worker`.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import pickle
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import zlib
+from collections.abc import Mapping
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Final, Protocol, final
+
+import cloudpickle
+import gymnasium as gym
+
+from rl_eval.adapters import learning_wrappers
+from rl_eval.config.settings import EnvironmentSection, EvalSettings
+from rl_eval.errors import ConfigError, EnvFailed
+from rl_eval.errors.redaction import redact_text
+from rl_eval.runners import foreign_worker
+from rl_eval.runners.environment import GYMNASIUM_ID, refuse_unseeded
+from rl_eval.runners.running_statistics import refuse_learning
+from rl_eval.runners.slot_worker import CALL, SlotReply, fast_dumps
+from rl_eval.supervision.process_environment import reproducible_environment
+
+_OWN_WORKER: Final = "from rl_eval.runners.slot_worker import main; main()"
+_OTHER_WORKER: Final = (
+    "import base64,zlib;exec(compile(zlib.decompress(base64.b64decode('{}')),'rl_eval worker','exec'))"
+)
+"""One line, since some programs that start others, such as ``conda run``, refuse arguments with line breaks."""
+_MOST_BEFORE: Final = 2**16
+"""Number of bytes that a command may print before the mark of the worker."""
+_PYTHON: Final = "environment.python"
+
+
+class Pipe(Protocol):
+    """Runner's end of the pipe to a process."""
+
+    def fileno(self) -> int:
+        """Return the file descriptor, which can be waited for."""
+
+    def poll(self, timeout: float = 0.0) -> bool:
+        """Return whether something can be read within a time, in seconds."""
+
+    def take(self) -> bytes | None:
+        """Return the next message; None if only a part of it has come.
+
+        Raises:
+            EOFError: The process has closed the pipe.
+            ValueError: The bytes are not a message.
+        """
+
+    def send_bytes(self, data: bytes) -> None:
+        """Send a message."""
+
+    def close(self) -> None:
+        """Close the pipe."""
+
+
+class Interpreter(Protocol):
+    """Interpreter of a slot's process."""
+
+    def start(self) -> tuple[subprocess.Popen[bytes], Pipe]:
+        """Start a process, and send the description of its environment.
+
+        Raises:
+            ConfigError: The interpreter cannot be started.
+        """
+
+    def dumps(self, request: tuple[Any, ...]) -> bytes:
+        """Return a request as bytes."""
+
+    def loads(self, data: bytes) -> SlotReply:
+        """Return a reply from its bytes."""
+
+    def checked(self, facts: dict[str, Any]) -> dict[str, Any]:
+        """Return the attributes of a new environment.
+
+        Raises:
+            ConfigError: The environment cannot be evaluated.
+        """
+
+    def kill(self, process: subprocess.Popen[bytes]) -> None:
+        """End a process."""
+
+
+def interpreter_of(settings: EvalSettings, runner_index: int, lane_index: int) -> Interpreter:
+    """Return the interpreter of a slot's process."""
+    num_runners = settings.runners.num_runners
+    if settings.environment.python is None:
+        return OwnInterpreter(settings.environment, runner_index, lane_index, num_runners)
+    context = {"runner_index": runner_index, "lane_index": lane_index, "num_runners": num_runners, "remote": True}
+    return OtherInterpreter(settings.environment, context)
+
+
+def _inherited() -> list[str]:
+    """Return the argument that tells a process that its parent thread lives as long as its parent."""
+    return ["main"] if threading.current_thread() is threading.main_thread() else []
+
+
+# ---------------------------------------------------------------------------------------------- this interpreter
+
+
+@final
+class OwnInterpreter:
+    """This interpreter.
+
+    Args:
+        where: Arguments of :func:`rl_eval.runners.environment.construct_env` before ``remote``.
+    """
+
+    def __init__(self, *where: Any) -> None:
+        self._payload = bytes(cloudpickle.dumps((*where, True)))
+
+    def start(self) -> tuple[subprocess.Popen[bytes], Pipe]:
+        """Start a process; see :meth:`Interpreter.start`."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(  # noqa: S603  # This interpreter, our module.
+                [sys.executable, "-c", _OWN_WORKER, str(theirs.fileno()), str(os.getpid()), *_inherited()],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
+        pipe = _PicklePipe(ours.detach())
+        _send(pipe, self._payload)
+        return process, pipe
+
+    def dumps(self, request: tuple[Any, ...]) -> bytes:
+        """Pickle a request."""
+        return fast_dumps(request)
+
+    def loads(self, data: bytes) -> SlotReply:
+        """Unpickle a reply."""
+        reply: SlotReply = pickle.loads(data)
+        return reply
+
+    def checked(self, facts: dict[str, Any]) -> dict[str, Any]:
+        """Return the attributes as they are: the process has checked its environment."""
+        return facts
+
+    def kill(self, process: subprocess.Popen[bytes]) -> None:
+        """End a process."""
+        process.kill()
+
+
+class _PicklePipe(Connection):
+    def take(self) -> bytes:
+        return self.recv_bytes()
+
+
+def _send(pipe: Pipe, data: bytes) -> None:
+    with suppress(OSError):  # Reading detects that the process has ended.
+        pipe.send_bytes(data)
+
+
+# ---------------------------------------------------------------------------------------------- another interpreter
+
+
+@final
+class OtherInterpreter:
+    """Interpreter of ``environment.python``.
+
+    Args:
+        section: Section of the environment.
+        context: Fields of the environment's :class:`~rl_eval.EnvContext`.
+
+    Raises:
+        ConfigError: Arguments of the environment or of a wrapper cannot be sent.
+    """
+
+    def __init__(self, section: EnvironmentSection, context: Mapping[str, Any]) -> None:
+        assert section.python is not None
+        self._command = [section.python] if isinstance(section.python, str) else list(section.python)
+        self._env = section.env
+        described = {
+            "env": section.env,
+            "env_kwargs": section.env_kwargs,
+            "wrappers": [one if isinstance(one, Mapping) else {"wrapper": one} for one in section.wrappers],
+            "context": dict(context),
+            "python_path": list(section.python_path),
+            "module": str(section.env).rpartition(":")[0] or "gymnasium",
+            "ids": GYMNASIUM_ID.pattern,
+            "learning": learning_wrappers(),
+        }
+        try:
+            self._payload = foreign_worker.dumps(described)
+        except TypeError as error:
+            key = "environment.wrappers" if _travels(section.env_kwargs) else "environment.env_kwargs"
+            problem = f"{key} cannot be sent to the interpreter of {_PYTHON}: {error}"
+            fix = "Use numbers, texts, lists, mappings and arrays."
+            raise ConfigError(problem, key=key, fix=fix) from error
+
+    def start(self) -> tuple[subprocess.Popen[bytes], Pipe]:
+        """Start a process; see :meth:`Interpreter.start`.
+
+        Its input and its output are one end of a socket pair. It has a process group of its own, so that a command that
+        starts the interpreter ends with it.
+        """
+        ours, theirs = socket.socketpair()
+        mark = secrets.token_bytes(16)
+        source = base64.b64encode(zlib.compress(Path(foreign_worker.__file__).read_bytes())).decode()
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        with theirs:
+            try:
+                process = subprocess.Popen(  # noqa: S603  # The command of the config.
+                    [*self._command, "-c", _OTHER_WORKER.format(source), mark.hex(), *_inherited()],
+                    stdin=theirs.fileno(),
+                    stdout=theirs.fileno(),
+                    env={**variables, "PYTHONHASHSEED": reproducible_environment()["PYTHONHASHSEED"]},
+                    start_new_session=True,
+                )
+            except OSError as error:
+                ours.close()
+                problem = f"{_PYTHON}: {self._command[0]!r} cannot be started: {error.strerror}"
+                fix = "Name the Python of the simulator's environment, or write a command as a list: [conda, run, ...]."
+                raise ConfigError(problem, key=_PYTHON, value=self._command[0], fix=fix) from error
+        pipe = FramePipe(ours, mark)
+        _send(pipe, self._payload)
+        return process, pipe
+
+    def dumps(self, request: tuple[Any, ...]) -> bytes:
+        """Return the frame of a request.
+
+        Raises:
+            ConfigError: The request is a function, or contains something that cannot be sent.
+        """
+        if request[1] == CALL:
+            problem = "a function cannot be sent to an environment in another interpreter"
+            fix = "Name an attribute of the environment instead, or return the value in the info."
+            raise ConfigError(problem, key=_PYTHON, value=" ".join(self._command), fix=fix)
+        try:
+            return foreign_worker.dumps(request)
+        except TypeError as error:
+            problem = f"the arguments of {request[1]} cannot be sent to the interpreter of {_PYTHON}: {error}"
+            fix = "Use numbers, texts, lists, mappings and arrays."
+            raise ConfigError(problem, key=_PYTHON, value=" ".join(self._command), fix=fix) from error
+
+    def loads(self, data: bytes) -> SlotReply:
+        """Return the reply of a frame.
+
+        Raises:
+            ValueError: The frame is not a reply.
+        """
+        number, phase, value, error, stacks, seconds = foreign_worker.loads(data)
+        failed = None if error is None else EnvFailed(redact_text(str(error)))
+        return SlotReply(int(number), str(phase), value, failed, redact_text(str(stacks)), float(seconds))
+
+    def checked(self, facts: dict[str, Any]) -> dict[str, Any]:
+        """Return the attributes of a new environment, with its spaces; see :meth:`Interpreter.checked`."""
+        what = f"environment.env {self._env!r}"
+        if facts["seeded_by"] == "neither":
+            refuse_unseeded(what, facts["name"])
+        if facts["learning"] is not None:
+            refuse_learning("environment.env", *facts["learning"])
+        spaces = {name: _space(facts[name], self._env) for name in ("observation_space", "action_space")}
+        return facts | spaces
+
+    def kill(self, process: subprocess.Popen[bytes]) -> None:
+        """End a process and those that it has started."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+
+
+def _travels(value: Any) -> bool:
+    try:
+        foreign_worker.dumps(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _space(described: Any, env: Any) -> gym.Space[Any]:
+    """Return a space from its description; see :func:`rl_eval.runners.foreign_worker.describe_space`."""
+    kind, *args = described
+    if kind == "Box":
+        return gym.spaces.Box(*args, dtype=args[0].dtype)
+    if kind == "Discrete":
+        return gym.spaces.Discrete(args[0], start=args[1])
+    if kind == "MultiDiscrete":
+        return gym.spaces.MultiDiscrete(args[0], dtype=args[0].dtype)
+    if kind == "MultiBinary":
+        return gym.spaces.MultiBinary(args[0])
+    if kind == "Dict":
+        return gym.spaces.Dict({key: _space(one, env) for key, one in args[0]})
+    if kind == "Tuple":
+        return gym.spaces.Tuple([_space(one, env) for one in args[0]])
+    if kind == "Text":
+        return gym.spaces.Text(args[1], min_length=args[0], charset=args[2])
+    kind, path = args
+    problem = f"environment.env {env!r}: its {path} is a {kind}, which cannot be sent from another interpreter"
+    known = "Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple or Text"
+    fix = f"Wrap the environment there, so that the space is a {known}."
+    raise ConfigError(problem, key="environment.env", value=kind, fix=fix)
+
+
+@final
+class FramePipe:
+    """Pipe of frames. It reads only what is there, so a process that sends half a frame stops nobody.
+
+    Args:
+        ours: This end of the pair.
+        mark: Bytes that precede the first frame. What comes before them is printed to the standard error stream.
+    """
+
+    def __init__(self, ours: socket.socket, mark: bytes) -> None:
+        self._socket, self._mark, self._before = ours, mark, 0
+        self._begin(foreign_worker.LENGTH.size, is_length=True)
+
+    def _begin(self, size: int, *, is_length: bool) -> None:
+        self._part, self._count, self._is_length = bytearray(size), 0, is_length
+
+    def fileno(self) -> int:
+        """Return the file descriptor."""
+        return self._socket.fileno()
+
+    def poll(self, timeout: float = 0.0) -> bool:
+        """Return whether something can be read; see :meth:`Pipe.poll`."""
+        return bool(wait([self._socket], timeout))
+
+    def take(self) -> bytes | None:
+        """Return the next frame; see :meth:`Pipe.take`."""
+        try:
+            while self._mark:
+                self._find_mark()
+            while True:
+                while rest := len(self._part) - self._count:
+                    count = self._socket.recv_into(memoryview(self._part)[self._count :], rest, socket.MSG_DONTWAIT)
+                    if not count:
+                        raise EOFError
+                    self._count += count
+                data = bytes(self._part)
+                if not self._is_length:
+                    self._begin(foreign_worker.LENGTH.size, is_length=True)
+                    return data
+                self._begin(_size(data), is_length=False)
+        except BlockingIOError:
+            return None
+
+    def _find_mark(self) -> None:
+        """Read up to the end of the mark, or what cannot be a part of it."""
+        seen = self._socket.recv(_MOST_BEFORE, socket.MSG_DONTWAIT | socket.MSG_PEEK)
+        if not seen:
+            raise EOFError
+        found = seen.find(self._mark)
+        kept = next((n for n in range(len(self._mark) - 1, 0, -1) if seen.endswith(self._mark[:n])), 0)
+        before = seen[: found if found >= 0 else len(seen) - kept]
+        self._before += len(before)
+        if self._before > _MOST_BEFORE:
+            raise ValueError(f"it printed more than {_MOST_BEFORE} bytes, but did not start the worker")
+        self._socket.recv(len(before) + (len(self._mark) if found >= 0 else 0))
+        sys.stderr.write(redact_text(before.decode(errors="replace")))
+        if found >= 0:
+            self._mark = b""
+        elif kept:
+            raise BlockingIOError
+
+    def send_bytes(self, data: bytes) -> None:
+        """Send a frame."""
+        self._socket.sendall(foreign_worker.LENGTH.pack(len(data)) + data)
+
+    def close(self) -> None:
+        """Close the pipe."""
+        self._socket.close()
+
+
+def _size(data: bytes) -> int:
+    (size,) = foreign_worker.LENGTH.unpack(data)
+    if not 0 < size <= foreign_worker.MOST_BYTES:
+        raise ValueError(f"it announced a frame of {size} bytes; a frame has at most {foreign_worker.MOST_BYTES}")
+    return int(size)
