@@ -183,12 +183,18 @@ class OtherInterpreter:
 
     def __init__(self, section: EnvironmentSection, context: Mapping[str, Any]) -> None:
         assert section.python is not None
+        ours = [is_ours(one) for one in section.wrappers]
+        if ours != sorted(ours):
+            place = ours.index(True)
+            problem = f"environment.wrappers[{place}] works in the runner, but later wrappers work in {_PYTHON}"
+            fix = "Put the wrappers of rl_eval last."
+            raise ConfigError(problem, key="environment.wrappers", value=section.wrappers[place], fix=fix)
         self._command = [section.python] if isinstance(section.python, str) else list(section.python)
         self._env = section.env
         described = {
             "env": section.env,
             "env_kwargs": section.env_kwargs,
-            "wrappers": [one if isinstance(one, Mapping) else {"wrapper": one} for one in section.wrappers],
+            "wrappers": [_named(one) for one in section.wrappers if not is_ours(one)],
             "context": dict(context),
             "python_path": list(section.python_path),
             "module": str(section.env).rpartition(":")[0] or "gymnasium",
@@ -273,6 +279,15 @@ class OtherInterpreter:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.kill()
+
+
+def is_ours(wrapper: Any) -> bool:
+    """Whether a wrapper is one of rl_eval, which is applied in the runner's process."""
+    return str(_named(wrapper)["wrapper"]).startswith("rl_eval.")
+
+
+def _named(wrapper: Any) -> Mapping[str, Any]:
+    return wrapper if isinstance(wrapper, Mapping) else {"wrapper": wrapper}
 
 
 def _travels(value: Any) -> bool:

@@ -6,14 +6,16 @@ import contextlib
 import signal
 import subprocess
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Any, Final, NamedTuple, TypeVar, final
 
 import cloudpickle
+import gymnasium as gym
 
 from rl_eval.errors import EnvError, EnvFailed, UsageError
 from rl_eval.records.episode import Lease
+from rl_eval.runners.environment import wrapped
 from rl_eval.runners.interpreter import Interpreter, Pipe
 from rl_eval.runners.slot_worker import (
     BEGIN,
@@ -392,7 +394,30 @@ class SlotEnv:
         """Ask the process to close its environment; do not wait."""
         self._slot.close(self._number)
 
+    def wrapped(self, wrappers: Mapping[str, Any]) -> Any:
+        """Return the environment with wrappers in this process, by key."""
+        env: gym.Env[Any, Any] = _WrappedEnv(self)
+        for key, wrapper in wrappers.items():
+            env = wrapped(env, wrapper, key)
+        return env
+
     def _taken(self) -> Any:
         assert self.reply is not None
         reply, self.reply = self.reply, None
         return value_of(reply)
+
+
+class _WrappedEnv(gym.Env[Any, Any]):
+    """Environment in a slot's process, as wrappers in the runner's process need it."""
+
+    def __init__(self, slot_env: SlotEnv) -> None:
+        self.slot_env = slot_env
+        for name in FACTS:
+            setattr(self, name, getattr(slot_env, name))
+        self.reset, self.step = slot_env.reset, slot_env.step  # type: ignore[method-assign]
+        self.close, self.render = slot_env.close, slot_env.render  # type: ignore[method-assign]
+
+
+def slot_env_of(env: Any) -> SlotEnv:
+    """Return the environment in a slot's process, without wrappers of this process."""
+    return env if isinstance(env, SlotEnv) else env.unwrapped.slot_env

@@ -17,9 +17,9 @@ from rl_eval.policies.inference.inference import RowInference
 from rl_eval.records.episode import Lease, Phase, RunReport
 from rl_eval.runners.base import EvalRunner
 from rl_eval.runners.facts import RunnerFacts
-from rl_eval.runners.interpreter import interpreter_of
+from rl_eval.runners.interpreter import interpreter_of, is_ours
 from rl_eval.runners.lane import Lane
-from rl_eval.runners.slot_process import CallLimit, SlotEnv, SlotProcess, value_of
+from rl_eval.runners.slot_process import CallLimit, SlotEnv, SlotProcess, slot_env_of, value_of
 from rl_eval.runners.slot_worker import BEGIN, CONSTRUCT
 
 _LEAST_WAIT_S: Final = 0.05
@@ -106,10 +106,10 @@ class SubprocessEvalRunner(EvalRunner):
         lane.begin(self._inference_clock)
         if lane.stale or lane.lease.how.fresh:  # The process never has two environments.
             self._close(lane)
-        env: Any = lane.env
-        if env is None:
-            env = self._coming[lane.index] = self._numbered(lane.index)
-        env.ask_reset(lane.lease)
+        coming = None if lane.env is not None else self._numbered(lane.index)
+        if coming is not None:
+            self._coming[lane.index] = coming
+        (coming or slot_env_of(lane.env)).ask_reset(lane.lease)
         return True
 
     def _act(self) -> None:
@@ -137,8 +137,7 @@ class SubprocessEvalRunner(EvalRunner):
         self._actions[lane.index] = copy.deepcopy(action)
         if lane.observed is not None:
             self._outputs[lane.index] = copy.deepcopy(self._inference.outputs(lane.index))
-        env: Any = lane.env
-        env.ask_step(action)
+        slot_env_of(lane.env).ask_step(action)
 
     def _receive(self, timeout_s: float) -> None:
         """Wait for replies, and process those that have come."""
@@ -159,8 +158,7 @@ class SubprocessEvalRunner(EvalRunner):
         if reply is None or lane.lease is None:
             return
         self._turn_started = perf_counter()
-        env: Any = self._coming.get(lane.index, lane.env)
-        env.reply = reply
+        (self._coming.get(lane.index) or slot_env_of(lane.env)).reply = reply
         if doing == BEGIN:
             started = slot.since  # After the construction, if the process first built an environment.
             alive = self._try_env_reset(lane)
@@ -266,7 +264,9 @@ class SubprocessEvalRunner(EvalRunner):
             if (lease := self.slots[lane_index].lease) is not None and lease.how.fresh:
                 self._slots[lane_index].kill()  # A new process may be able to build the next environment.
             value_of(env.reply)
-        return env  # type: ignore[no-any-return]
+        section = self.settings.environment
+        ours = {f"environment.wrappers[{place}]": one for place, one in enumerate(section.wrappers) if is_ours(one)}
+        return env if section.python is None or not ours else env.wrapped(ours)  # type: ignore[no-any-return]
 
     def _construct(self, lane_index: int) -> gym.Env[Any, Any]:
         env = self.make_env(lane_index)
@@ -293,9 +293,8 @@ class SubprocessEvalRunner(EvalRunner):
 
     def _envs(self) -> Iterator[SlotEnv]:
         for lane in self.slots:
-            env: Any = lane.env
-            if env is not None:
-                yield env
+            if lane.env is not None:
+                yield slot_env_of(lane.env)
 
     def stop(self) -> None:
         """Close all environments and end their processes."""

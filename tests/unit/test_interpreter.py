@@ -129,6 +129,10 @@ def policy(observations: Any) -> Any:
     return observations % 2
 
 
+def by_reward(observations: Any) -> Any:
+    return (observations["last_reward"][:, 0] * 1000).astype(np.int64) % 2
+
+
 def config(world: Path, kind: str = "Plain", lanes: int = 2, python: Any = None, **env_kwargs: Any) -> EvalConfig:
     made = EvalConfig().environment(
         f"plain_world:{kind}", python=python or interpreter(), python_path=[str(world)], env_kwargs=env_kwargs
@@ -182,6 +186,17 @@ def test_an_old_interface_has_the_records_of_the_new_one(world: Path) -> None:
 
 def test_a_factory_receives_the_context(world: Path) -> None:
     assert evaluate(config(world, "make", name="a")).fingerprint == reference(world, "New")
+
+
+def test_wrappers_of_rl_eval_work_in_the_runner(world: Path) -> None:
+    """After those that work with the environment."""
+    made = config(world).policy(by_reward).environment(wrappers=["rl_eval.wrappers:LastReward"])
+    found = {evaluate(made.runners(num_envs_per_runner=lanes)).fingerprint for lanes in (1, 3)}
+    assert len(found) == 1
+    assert reference(world) not in found
+    made.environment(wrappers=["rl_eval.wrappers:LastReward", "plain_world:Outer"])
+    with refused(ConfigError, "environment.wrappers", value="rl_eval.wrappers:LastReward"):
+        evaluate(made)
 
 
 def test_a_draw_from_a_global_generator_is_noted(world: Path) -> None:

@@ -231,7 +231,7 @@ def test_a_constructor_that_always_hangs_is_an_error_within_its_limit() -> None:
     made = stuck("constructor", Path("/dev/null/none")).runners(runner_start_timeout_s=1.0)
     with pytest.raises(EnvError) as caught:
         evaluate(made)
-    assert getattr(caught.value.__cause__, "key", None) == "runners.runner_start_timeout_s"
+    assert "runners.runner_start_timeout_s" in (caught.value.key, getattr(caught.value.__cause__, "key", None))
 
 
 @pytest.mark.slow
