@@ -125,7 +125,7 @@ class _Skimmed:
         if size > _LONGEST:
             self._file.seek(size, os.SEEK_CUR)
             raise _SkippedError
-        return self._counted(self._file.read(size))
+        return self._counted(self._file.read(size)) if size else b""  # An empty text, not the end.
 
     def readline(self) -> bytes:
         return self._counted(self._file.readline(_LONGEST))

@@ -49,7 +49,7 @@ INTEGRATIONS: Final = (
     ),
     Integration(
         "sb3",
-        packages=("stable_baselines3", "sb3_contrib"),
+        packages=("stable_baselines3", "sb3_contrib", "imitation"),
         adapter=f"{_HERE}.sb3",
         schemes=f"{_HERE}.sb3.files:SCHEMES",
         loaders=(f"{_HERE}.sb3",),

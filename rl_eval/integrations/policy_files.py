@@ -34,10 +34,23 @@ def reading(key: str, path: object, what: str, advice: str = "") -> Iterator[Non
     except ConfigError:
         raise
     except Exception as error:
-        newer = isinstance(error, ImportError) and error.name == "numpy._core"
         problem = f"policy_kwargs.{key}: {str(path)!r} cannot be read as {what}: {type(error).__name__}: {error}"
-        fix = "The file was saved with NumPy 2. Install numpy>=2." if newer else advice
+        fix = missing_module(error) or advice
         raise ConfigError(problem, key=f"policy.policy_kwargs.{key}", value=str(path), fix=fix) from error
+
+
+def missing_module(error: Exception) -> str:
+    """Return the advice for a file that needs a module that cannot be imported; an empty string for another error."""
+    name = error.name if isinstance(error, ImportError) else None
+    if name == "numpy._core":
+        return "The file was saved with NumPy 2. Install numpy>=2."
+    if name is None:
+        return ""
+    module = name.partition(".")[0]
+    return (
+        f"If {module} is a package, install it. If it is your module, run in the folder that contains it, or add this "
+        "folder to PYTHONPATH."
+    )
 
 
 def _module(form: str, what: str, reference: str, path: Path | None, given: Collection[str]) -> PolicySource:

@@ -47,6 +47,8 @@ def test_names_of_keys_are_known_and_long_values_skipped(tmp_path):
     before = read()
     assert {"torch", "config", "version"} <= described(path).texts
     assert read() - before < 2**20
+    path.write_bytes(pickle.dumps({"first": "", "second": b"", "third": 0}))
+    assert {"first", "second", "third"} <= described(path).texts
     saved = tmp_path / "saved.pt"
     torch.save({"actor_state_dict": {"0.weight": torch.zeros(3_000_000)}, "iter": 1}, saved)
     before = read()

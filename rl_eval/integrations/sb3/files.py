@@ -83,7 +83,12 @@ def _source(reference: str, path: Path | None, given: Collection[str]) -> Policy
 def _recognises(file: ModelFile) -> bool:
     if file.is_folder:
         return any(_recognises(described(path)) for path in file.path.glob("*.zip") if path.is_file())
-    return file.contains("data", "policy.pth")
+    return file.contains("data", "policy.pth") or is_policy(file)
+
+
+def is_policy(file: ModelFile) -> bool:
+    """Return whether ``policy.save`` of SB3 wrote a file."""
+    return file.is_torch and {"state_dict", "data", _SPACE, "action_space"} <= file.texts
 
 
 def normalizer_of(model: Path) -> tuple[bool | None, Path | None]:
@@ -196,16 +201,25 @@ def facts_of(model: Path) -> Mapping[str, Any]:
         ConfigError: The attributes are much larger than the file, or have too many parts.
     """
     try:
-        with BoundedFile(model) as file, zipfile.ZipFile(file) as archive:
-            facts = parse_json(read_entry(archive, "data", model, max(FEW_MB, file.stored)))
-        found = {name: _read(facts[name]) for name in (_SPACE, _LAST, _ORIGINAL) if name in facts}
-        found = {**facts, **found}
+        facts = attributes_of(model)
+        found = facts | {name: _read(facts[name]) for name in (_SPACE, _LAST, _ORIGINAL) if name in facts}
     except (OSError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
         if getattr(error, "errno", None) != errno.EFBIG:
             return {}  # Loading the model reports the error.
         problem = f"the policy: the attributes of {model} are too large: {error}"
         fix = f"Save the model again, with exclude=[{_LAST!r}, {_ORIGINAL!r}], and pass {PASS}."
         raise ConfigError(problem, key="policy.policy", value=str(model), fix=fix) from error
+    return found
+
+
+def attributes_of(model: Path) -> dict[str, Any]:
+    """Return the attributes of a saved model, as the JSON that SB3 saves for them.
+
+    Raises:
+        Exception: The file is not a saved model, or its attributes are much larger than the file.
+    """
+    with BoundedFile(model) as file, zipfile.ZipFile(file) as archive:
+        found: dict[str, Any] = parse_json(read_entry(archive, "data", model, max(FEW_MB, file.stored)))
     return found
 
 

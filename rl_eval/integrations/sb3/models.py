@@ -11,19 +11,18 @@ large for the memory.
 from __future__ import annotations
 
 import copy
-import inspect
 import logging
 import os
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import gymnasium as gym
 import torch
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
 from rl_eval.errors import ConfigError, WeightsError
@@ -36,6 +35,7 @@ from rl_eval.integrations.sb3.observations import (
     normalizers_of,
     refuse_empty,
 )
+from rl_eval.integrations.sb3.saved_policies import read_policy
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -44,15 +44,26 @@ _OURS: Final = ("stable_baselines3", "sb3_contrib")
 _LOAD: Final = "rl_eval.integrations.sb3.load_policy(path, vecnormalize=FILE)"
 
 
-def portable(value: BaseAlgorithm | BasePolicy) -> BasePolicy:
+def _trained(value: Any) -> BaseAlgorithm | BasePolicy:
+    """Return the model or the policy that a trainer of imitation trains; any other value itself."""
+    if isinstance(value, (BaseAlgorithm, BasePolicy)):
+        return value
+    models = (vars(value).get(name) for name in ("gen_algo", "rl_algo"))
+    found: BaseAlgorithm | BasePolicy = next(filter(None, models), None) or value.policy
+    return found
+
+
+def portable(value: Any) -> BasePolicy:
     """Return a copy of a policy, or of a model's policy, that can be pickled and shares nothing with the training.
 
-    A policy does not contain the normalizers of its training environment. If the training environment has a
-    ``VecNormalize``, pass the model. The copy has a note, unless it is known that observations need no statistics.
+    ``value`` may also be a trainer of imitation. A policy does not contain the normalizers of its training environment.
+    If the training environment has a ``VecNormalize``, pass the model. The copy has a note, unless it is known that
+    observations need no statistics.
 
     Raises:
         ConfigError: The model has its own ``predict``, or does not have the ``VecNormalize`` of its training.
     """
+    value = _trained(value)
     copied, alone = _copied(value), isinstance(value, BasePolicy)
     if hasattr(copied, NOTES) if alone else value.get_vec_normalize_env() is not None:
         return copied
@@ -116,6 +127,7 @@ def for_environment(value: BaseAlgorithm | BasePolicy, env: Any) -> BaseAlgorith
 
     If the environment has no ``VecNormalize``, return ``value`` itself.
     """
+    value = _trained(value)
     wrapper = unwrap_vec_normalize(env) if isinstance(env, VecEnv) else None
     if wrapper is None:
         return value
@@ -124,6 +136,7 @@ def for_environment(value: BaseAlgorithm | BasePolicy, env: Any) -> BaseAlgorith
 
 def environment_settings(value: BaseAlgorithm | BasePolicy) -> dict[str, Any]:
     """Return the environment settings that a policy needs: action masks for a masked policy."""
+    value = _trained(value)
     policy = value if isinstance(value, BasePolicy) else value.policy
     return {"action_masks": True} if type(policy).predict.__module__ == MASKABLE else {}
 
@@ -134,6 +147,7 @@ def as_weights(value: BaseAlgorithm | BasePolicy) -> dict[str, torch.Tensor]:
     Raises:
         WeightsError: The model's ``VecNormalize`` has not seen an observation.
     """
+    value = _trained(value)
     policy = value if isinstance(value, BasePolicy) else value.policy
     tensors: dict[str, torch.Tensor] = dict(policy.state_dict())
     if isinstance(value, BasePolicy):
@@ -174,14 +188,16 @@ def _blank(distribution: Distribution) -> Distribution:
 # ---------------------------------------------------------------------- saved models
 
 
-_NOT_ACTING: Final = ("learning_rate", "lr_schedule", "clip_range", "clip_range_vf", "exploration_schedule")
-"""Pickled functions of the trainer, which are not needed here. Another version of Python often cannot read them."""
-
-
 def load_policy(
-    path: str | os.PathLike[str], vecnormalize: str | os.PathLike[str] | Literal[False] | None = None
+    path: str | os.PathLike[str],
+    vecnormalize: str | os.PathLike[str] | Literal[False] | None = None,
+    custom_objects: Mapping[str, Any] | None = None,
+    observation_space: gym.Space[Any] | None = None,
+    action_space: gym.Space[Any] | None = None,
 ) -> BasePolicy:
     """Load a policy from the files of ``model.save(path)`` and ``vec_normalize_env.save(vecnormalize)``.
+
+    It also reads the file of ``policy.save(path)``, such as that of a cloned policy of imitation.
 
     Use it as a factory::
 
@@ -191,10 +207,14 @@ def load_policy(
     Both files contain pickled objects, which can run code when they are loaded. Load only files that you trust.
 
     Args:
-        path: Zip file of a model.
+        path: Zip file of a model, or file of a policy.
         vecnormalize: Pickle of the ``VecNormalize`` of the training. With None, this function searches for the pickle
             next to the model, unless the model shows that it was trained without a ``VecNormalize``. Pass False for a
             model that was trained without a ``VecNormalize``, or with one that normalized only rewards.
+        custom_objects: Attributes of the model that replace those in the file, as in SB3's ``load``. Only those of the
+            policy are used, such as ``policy_kwargs``. In a config, ``"module:attr"`` stands for an object.
+        observation_space: Observation space of the environment, in place of one that cannot be read.
+        action_space: Action space of the environment, in place of one that cannot be read.
 
     Returns:
         The policy on the CPU, with its statistics, for ``evaluate(config, policy)``. Its ``result_notes`` name the
@@ -206,18 +226,16 @@ def load_policy(
             model match.
     """
     file = _existing("path", path, ".zip")
-    with reading("path", file, "a model of Stable-Baselines3"):
-        saved, parameters, _ = load_from_zip_file(file, device="cpu", custom_objects=dict.fromkeys(_NOT_ACTING))
-        data: dict[str, Any] = saved or {}
-        policy = _build(data)
-        policy.load_state_dict(parameters["policy"])
+    spaces = {"observation_space": observation_space, "action_space": action_space}
+    policy, exploration_rate, notes = read_policy(file, custom_objects or {}, spaces)
     note = ""
     if vecnormalize is None:
         vecnormalize, note = _beside(file)
     elif not vecnormalize and trained_normalized(facts_of(file)) is not False:
         note = "observations are not normalized: vecnormalize is False"
     wrapper = _load_statistics(_existing("vecnormalize", vecnormalize, ".pkl")) if vecnormalize else None
-    policy = attach(policy, wrapper, data.get("exploration_rate"), Path(vecnormalize or "").name, note)
+    policy = attach(policy, wrapper, exploration_rate, Path(vecnormalize or "").name, note)
+    setattr(policy, NOTES, (*getattr(policy, NOTES), *notes))
     refuse_empty(getattr(policy, ATTRIBUTE), ConfigError)
     return policy.eval()
 
@@ -233,32 +251,6 @@ def _beside(file: Path) -> tuple[Path | None, str]:
         )
         raise ConfigError(problem, key="policy.policy_kwargs.vecnormalize", fix=fix)
     return found, unknown(file.name) if trained is None and found is None else ""
-
-
-def _build(data: dict[str, Any]) -> BasePolicy:
-    """Build the policy of a saved model from the model's attributes, with the same arguments as in training."""
-    policy_class = data["policy_class"]
-    kwargs = dict(data["policy_kwargs"])
-    kwargs.pop("device", None)
-    parameters = inspect.signature(policy_class).parameters
-    if "use_sde" in parameters:
-        kwargs.setdefault("use_sde", data.get("use_sde", False))
-    schedule = [lambda _: 0.0] if _has_learning_rate(list(parameters.values())) else []
-    with torch.random.fork_rng(devices=[]):  # Initial weights are drawn and then replaced.
-        return policy_class(data["observation_space"], data["action_space"], *schedule, **kwargs)
-
-
-def _has_learning_rate(parameters: Sequence[inspect.Parameter]) -> bool:
-    """Whether the third argument of a policy's class is the schedule of the learning rate.
-
-    Policies that are trained without gradients, such as ``ARSPolicy``, have no such argument.
-    """
-    if any(one.kind is one.VAR_POSITIONAL for one in parameters[:3]):
-        return True
-    return any(
-        one.name == "lr_schedule" or (one.default is one.empty and one.kind is not one.VAR_KEYWORD)
-        for one in parameters[2:3]
-    )
 
 
 def _load_statistics(file: Path) -> VecNormalize:
