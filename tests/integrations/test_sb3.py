@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNorm
 
 from rl_eval import evaluate, evaluate_policy
 from rl_eval.errors import ConfigError, WeightsError
-from rl_eval.integrations.sb3 import as_weights, for_environment, load_policy, models, portable
+from rl_eval.integrations.sb3 import as_weights, for_environment, load_policy, portable, saved_policies
 from rl_eval.weights import snapshot_weights
 from tests.cluster.trainer_state import compare, observe
 from tests.refused import refused
@@ -62,7 +62,7 @@ def test_a_model_that_needs_a_newer_numpy_says_so(tmp_path, monkeypatch):
         raise ModuleNotFoundError("No module named 'numpy._core'", name="numpy._core")
 
     (tmp_path / "model.zip").touch()
-    monkeypatch.setattr(models, "load_from_zip_file", read)
+    monkeypatch.setattr(saved_policies, "attributes_of", read)
     with refused(ConfigError, "policy.policy_kwargs.path") as caught:
         load_policy(tmp_path / "model.zip")
     assert "numpy>=2" in caught.value.fix

@@ -11,11 +11,12 @@ import numpy as np
 from rl_eval import EvalConfig, evaluate
 
 EPISODES = 20
+LIMIT = {"max_episode_steps": 100}
 
 
 def loop(env_id: str, act: Callable[[Any], Any], seeds: list[int]) -> list[tuple[float, int]]:
     """Return the return and the length of each episode."""
-    env, found = gym.make(env_id), []
+    env, found = gym.make(env_id, **LIMIT), []
     for seed in seeds:
         observation, _ = env.reset(seed=seed)
         total, length, over = 0.0, 0, False
@@ -28,7 +29,7 @@ def loop(env_id: str, act: Callable[[Any], Any], seeds: list[int]) -> list[tuple
 
 def check_equal_to_loop(env_id: str, policies: list[Any], act: Callable[[Any], Any]) -> None:
     """Check that policies have one fingerprint for one and eight slots, and the episodes of a loop."""
-    config = EvalConfig().environment(env_id).evaluation(num_episodes=EPISODES)
+    config = EvalConfig().environment(env_id, env_kwargs=LIMIT).evaluation(num_episodes=EPISODES)
     results = [
         evaluate(config.copy().runners(num_envs_per_runner=slots), policy) for policy in policies for slots in (1, 8)
     ]

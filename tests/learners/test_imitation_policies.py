@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,9 @@ def trainer(silent: Any) -> Any:
         batch_size=32,
         custom_logger=silent,
     )
-    found.train(n_epochs=1, progress_bar=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Its logger converts tensors with gradients.
+        found.train(n_epochs=1, progress_bar=False)
     found.policy.train()
     return found
 
