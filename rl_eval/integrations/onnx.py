@@ -66,7 +66,7 @@ def as_policy(
     Raises:
         ConfigError: The inputs and outputs do not fit the spaces, or it is unclear which are states.
     """
-    reader = OutputReader("an ONNX model", action_space, section.deterministic)
+    reader = OutputReader("an ONNX model", action_space, section.deterministic, chunks=section.chunk is not None)
     if section.device != "cpu":
         problem = f"policy.device is {section.device!r}, but ONNX models run on the CPU"
         raise ConfigError(problem, key="policy.device", value=section.device, fix="Set policy.device to cpu.")

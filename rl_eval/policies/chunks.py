@@ -84,8 +84,16 @@ class ChunkedPolicy:
             ),
             self._reader.structure,
         )
-        inner = {"inner": self._policy.initial_state(batch_size)} if isinstance(self._policy, Recurrent) else {}
-        return {"step": np.zeros(batch_size, np.int64), "planned": planned, **inner}
+        inner = self._fresh(batch_size)
+        return {
+            "step": np.zeros(batch_size, np.int64),
+            "planned": planned,
+            **({} if inner is None else {"inner": inner}),
+        }
+
+    def _fresh(self, batch_size: int) -> Any:
+        """Return the inner policy's state of new episodes; None without a state."""
+        return self._policy.initial_state(batch_size) if isinstance(self._policy, Recurrent) else None
 
     def act(
         self, observations: Any, state: dict[str, Any], live: npt.NDArray[np.bool_], noise: NoiseSource | None
@@ -129,8 +137,7 @@ class ChunkedPolicy:
         noise = None if deterministic else EpisodeNoise(*np.zeros((2, BLOCK), np.int64))
         with no_grad(), buffers_kept(self._policy):
             try:
-                inner = self._policy.initial_state(BLOCK) if isinstance(self._policy, Recurrent) else None
-                self._asked(observations, inner, np.arange(BLOCK) == 0, noise)
+                self._asked(observations, self._fresh(BLOCK), np.arange(BLOCK) == 0, noise)
             except (ConfigError, PolicyError, PolicyUnavailable):
                 raise
             except survivable() as error:

@@ -22,6 +22,8 @@ from rl_eval import EvalConfig, evaluate, load
 from rl_eval.cli import app
 from rl_eval.errors import ConfigError
 from rl_eval.integrations.onnx import load_policy
+from tests.chunk_world import by_hand_of, make_net, played
+from tests.chunk_world import config as chunks
 from tests.refused import refused, untold
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore:.*:UserWarning")
@@ -244,3 +246,12 @@ def test_only_the_cpu_is_used(folder: Path) -> None:
     path = model(folder, "mlp free", "Pendulum-v1")
     with refused(ConfigError, "policy.device", value="cuda"):
         evaluate(config(episodes=2).policy(f"onnx:{path}", device="cuda"))
+
+
+def test_a_model_may_return_chunks_of_actions(folder: Path) -> None:
+    path = exported(folder / "chunks.onnx", make_net(), (torch.zeros(4, 4),), ["obs"], ["chunk"], {"obs": 0})
+    session = session_of(path)
+    result = evaluate(chunks(4, 3), str(path))
+    assert played(result) == by_hand_of(
+        result, 4, 3, lambda observations, _: session.run(None, {"obs": observations})[0]
+    )

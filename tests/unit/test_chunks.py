@@ -144,6 +144,17 @@ def test_the_state_of_a_recurrent_policy_advances_only_with_its_answers() -> Non
     assert played(result) == [loop(one.seed) for one in result.episodes]
 
 
+def test_a_policy_may_have_no_state() -> None:
+    """An adapter of a library returns None for a model without memory."""
+
+    class Stateless(Asked):
+        def initial_state(self, batch_size: int) -> None:
+            return None
+
+    result = evaluate(config(4, 3), Stateless())
+    assert played(result) == by_hand_of(result, 4, 3, numpy_answer)
+
+
 @pytest.mark.parametrize("inference", ["exact", "batched"])
 def test_a_batched_runner(inference: str) -> None:
     made = config(4, 3, lanes=3, runner="batched").policy(inference=inference)
