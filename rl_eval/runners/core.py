@@ -51,6 +51,7 @@ from rl_eval.runners.metrics import metric_functions, scalar_columns
 from rl_eval.runners.observers import Factory, ObservedSlot
 from rl_eval.runners.report import PendingReport
 from rl_eval.runners.values import ValueReader
+from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.supervision.caller import current_folder, end_fork, survivable, working_in
 from rl_eval.supervision.flight_recorder import CONSTRUCT, flight_recorder
 from rl_eval.weights import WeightsSnapshot, apply_weights, module_of, weights_of
@@ -122,8 +123,9 @@ class RunnerCore(abc.ABC):
             self._inference = self.make_inference()
             self._inference.keeps_outputs = bool(self._observers)
             if self._inference.observations.has_texts:
-                plan = self.settings.plan()
-                specs = [plan[index] for index in range(min(TEXTS, len(plan)))]
+                # These episodes do not depend on the plan, and neither does the numerics key.
+                plan = EpisodePlan(TEXTS, conditions=settings.evaluation.conditions)
+                specs = [plan[index] for index in range(TEXTS)]
                 observations = self._first_built(partial(self._first_observations, specs), "reset")
                 self._inference.observations.learn_texts(observations)
         except BaseException:

@@ -65,6 +65,7 @@ from rl_eval.integrations.torchrl.policy import TensorDictPolicy
 from rl_eval.integrations.torchrl.stages import _choose
 from rl_eval.policies.noise import EpisodeNoise
 from tests.refused import refused
+from tests.unit.test_texts import TASKS, Obeys
 
 pytestmark = [
     pytest.mark.timeout(180),
@@ -508,3 +509,13 @@ def test_an_end_that_is_not_terminated_is_truncated() -> None:
     )
     result = evaluate(config(Limited, episodes=2), actor)
     assert [(record.terminated, record.length) for record in result.episodes] == [(False, 4)] * 2
+
+
+def test_a_module_gets_texts_as_a_list() -> None:
+    def look_up(texts: Any) -> torch.Tensor:
+        return torch.tensor([TASKS[text] for text in texts])
+
+    actor = TensorDictModule(look_up, in_keys=["instruction"], out_keys=["action"])
+    for width in (1, 8):
+        result = evaluate(Obeys, actor, num_episodes=4, num_envs_per_runner=width)
+        assert all(episode.episode_return == episode.length for episode in result.episodes)

@@ -143,6 +143,14 @@ def test_the_instruction_of_an_episode_reaches_the_policy(layout: str, by_hand: 
     assert not result.notes or layout.startswith(("batched", "restarts"))
 
 
+def test_the_texts_of_the_probe_do_not_depend_on_the_plan() -> None:
+    """So runs of different lengths and seeds have one numerics key, and can be continued and compared."""
+    plans = [config().evaluation(num_episodes=count, seed=seed) for count, seed in ((1, 3), (9, 3), (2, 8))]
+    first, *others = [evaluate(plan).provenance["numerics"] for plan in plans]
+    assert first["outputs"]
+    assert others == [first, first]
+
+
 def test_conditions_give_the_instruction() -> None:
     rows = [{"id": str(number), "task": task} for task, number in TASKS.items()]
     result = evaluate(config().evaluation(num_episodes=6, conditions=rows))

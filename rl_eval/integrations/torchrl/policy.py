@@ -22,7 +22,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 import torch
-from tensordict import TensorDict, TensorDictBase, unravel_key
+from tensordict import NonTensorStack, TensorDict, TensorDictBase, unravel_key
 from tensordict.nn import TensorDictModuleBase
 
 from rl_eval.config.settings import PolicySection
@@ -199,7 +199,9 @@ class TensorDictPolicy:
             leaf = observations
             for part in path:
                 leaf = leaf[part]
-            batch.set(key, self._cast(torch.from_numpy(leaf)).to(self._device))
+            is_text = leaf.dtype.kind == "U"
+            value = NonTensorStack(*leaf.tolist()) if is_text else self._cast(torch.from_numpy(leaf))
+            batch.set(key, value.to(self._device))
         if state is not None:
             for key in [*self._state_keys, *([_IS_INIT] if self._tracks_start else [])]:
                 batch.set(key, self._begun(key, observations, state).to(self._device))
