@@ -80,6 +80,21 @@ INTEGRATIONS: Final = (
         file_form="onnx:policy.onnx",
     ),
     Integration("filters", packages=(f"{_HERE}.rllib.filters",), adapter=f"{_HERE}.rllib.filters"),
+    Integration(
+        "torchscript",
+        packages=("torch.jit",),
+        adapter=f"{_HERE}.torch_exports",
+        schemes=f"{_HERE}.policy_files:EXPORTS",
+        loaders=(f"{_HERE}.torch_exports",),
+        file_form="torchscript:policy.pt",
+    ),
+    Integration(
+        "torch_export",
+        packages=("torch.export",),
+        adapter=f"{_HERE}.torch_exports",
+        file_form="torch_export:policy.pt2",
+    ),
+    Integration("lerobot", schemes=f"{_HERE}.policy_files:LEROBOT"),
     Integration("torch_module", schemes=f"{_HERE}.policy_files:TORCH", loaders=(f"{_HERE}.torch_module",)),
     Integration(
         "torchrl",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -14,6 +15,7 @@ from rl_eval.errors import ConfigError
 
 _WEIGHTS: Final = (".pt", ".pth", ".safetensors")
 _CLEANRL: Final = ".cleanrl_model"
+_HERE: Final = "rl_eval.integrations"
 
 
 @contextmanager
@@ -72,21 +74,24 @@ def _agent(form: str, reference: str, path: Path | None, given: Collection[str])
             problem, key="policy.policy", value=f"cleanrl:{reference}", fix=f"Write the policy as {form}."
         )
     return PolicySource(
-        "rl_eval.integrations.cleanrl:load_agent",
+        f"{_HERE}.cleanrl:load_agent",
         f"the agent {reference} of CleanRL with the weights of {path}",
         {"agent": reference, "path": absolute(path)},
     )
 
 
-def _whole(reference: str, path: Path | None, given: Collection[str]) -> PolicySource:
-    """Return the policy source for a file that contains a whole module, not only weights."""
-    path = path_in("torch_module:policy.pt", path)
-    return PolicySource(
-        "rl_eval.integrations.torch_module:load_module",
-        f"the module that torch.save wrote to {path}",
-        {"path": absolute(path)},
-        pickled=str(path),
-    )
+def _loaded(
+    factory: str, example: str, what: str, reference: str, path: Path | None, given: Collection[str]
+) -> PolicySource:
+    """Return the policy source for a file that a factory loads, and that can run code."""
+    path = path_in(example, path)
+    return PolicySource(f"{_HERE}.{factory}", f"{what} in {path}", {"path": absolute(path)}, pickled=str(path))
+
+
+def _lerobot(reference: str, path: Path | None, given: Collection[str]) -> PolicySource:
+    problem = f"the policy {str(path)!r} is a model of LeRobot, which needs packages and preprocessing of its own"
+    fix = "Serve it from LeRobot's environment, and pass a function that asks the server (docs/invariance.md)."
+    raise ConfigError(problem, key="policy.policy", value=str(path), fix=fix)
 
 
 def _algorithm(reference: str, path: Path | None, given: Collection[str]) -> PolicySource:
@@ -98,7 +103,7 @@ def _algorithm(reference: str, path: Path | None, given: Collection[str]) -> Pol
 def _checkpoint(reference: str, path: Path | None, given: Collection[str]) -> PolicySource:
     path = path_in("rllib:checkpoint_000010", path)
     return PolicySource(
-        "rl_eval.integrations.rllib:load_policy",
+        f"{_HERE}.rllib:load_policy",
         f"a checkpoint of RLlib, {path}",
         {"path": str(path.resolve())},
         {"policy.actions": "none"},  # RLlib's own connectors map actions.
@@ -108,6 +113,18 @@ def _checkpoint(reference: str, path: Path | None, given: Collection[str]) -> Po
 
 def _is_checkpoint(file: ModelFile) -> bool:
     return file.is_folder and file.contains("rllib_checkpoint.json")
+
+
+def _is_script(file: ModelFile) -> bool:
+    return "constants.pkl" in file.members and any(name.startswith("code/") for name in file.members)
+
+
+def _is_export(file: ModelFile) -> bool:
+    return "archive_format" in file.members or any(re.fullmatch(r"models/.*\.json", name) for name in file.members)
+
+
+def _is_lerobot(file: ModelFile) -> bool:
+    return file.is_folder and file.contains("config.json", "model.safetensors")
 
 
 def _is_algorithm(file: ModelFile) -> bool:
@@ -147,12 +164,26 @@ def _scheme(form: str, what: str, recognises: Callable[[ModelFile], bool]) -> Po
     return PolicyScheme(form, partial(_module, form, what), recognises, fallback=True)
 
 
+def _file(
+    name: str, factory: str, what: str, recognises: Callable[[ModelFile], bool], *, fallback: bool = False
+) -> PolicyScheme:
+    source = partial(_loaded, factory, f"{name}:policy.pt", what)
+    return PolicyScheme(f"{name}:PATH", source, recognises, fallback=fallback)
+
+
 _CLEANRL_FORM: Final = "cleanrl:MODULE:CLASS@FILE"
 
 TORCH: Final = {
     "torch": _scheme("torch:MODULE:ATTR@FILE", "the module", _has_weights),
-    "torch_module": PolicyScheme("torch_module:PATH", _whole, _is_whole, fallback=True),
+    "torch_module": _file(
+        "torch_module", "torch_module:load_module", "the module of torch.save", _is_whole, fallback=True
+    ),
 }
+EXPORTS: Final = {
+    "torchscript": _file("torchscript", "torch_exports:load_script", "a module of TorchScript", _is_script),
+    "torch_export": _file("torch_export", "torch_exports:load_export", "a program of torch.export", _is_export),
+}
+LEROBOT: Final = {"lerobot": PolicyScheme("lerobot:PATH", _lerobot, _is_lerobot)}
 TORCHRL: Final = {"torchrl": _scheme("torchrl:MODULE:ATTR@FILE", "the TorchRL module", partial(_has_suffix, ()))}
 CLEANRL: Final = {
     "cleanrl": PolicyScheme(_CLEANRL_FORM, partial(_agent, _CLEANRL_FORM), partial(_has_suffix, (_CLEANRL,)))

@@ -93,7 +93,9 @@ def _adapted(
     if isinstance(candidate, Policy):
         _check_act(candidate)
         if (module := module_of(candidate)) is not None:
-            _to_device(module, section.device).eval()
+            _to_device(module, section.device)
+            with contextlib.suppress(NotImplementedError):  # A module of torch.export keeps its mode.
+                module.eval()
         return candidate
     answers_chunks = _has(candidate, "predict_action_chunk")
     if _has(candidate, "select_action") and _has(candidate, "reset") and not answers_chunks:

@@ -12,6 +12,7 @@ import torch
 import tree
 
 from rl_eval.errors import PolicyError
+from rl_eval.policies.fixed_batch import row_by_row
 from rl_eval.policies.outputs import OutputReader
 from rl_eval.protocols import NoiseSource
 
@@ -34,6 +35,8 @@ class ModulePolicy:
         deterministic: Take the most likely action instead of sampling.
         device: Torch device to run on.
         chunks: Whether the module returns chunks: the outputs of several actions per row.
+        batch: Number of rows that the module takes. Each row is then computed alone. None for any number.
+        notes: Notes for readers of the result.
 
     Raises:
         ConfigError: The reader does not support the action space.
@@ -49,6 +52,8 @@ class ModulePolicy:
         device: str = "cpu",
         *,
         chunks: bool = False,
+        batch: int | None = None,
+        notes: tuple[str, ...] = (),
     ) -> None:
         self._reader = OutputReader("an nn.Module", action_space, deterministic, chunks=chunks)
         self.module = module.to(device)
@@ -57,6 +62,7 @@ class ModulePolicy:
             self.module.eval()
         self._device = torch.device(device)
         self._dtype = _observation_dtype(module)
+        self._batch, self.result_notes = batch, notes
 
     @property
     def outputs(self) -> dict[str, Array] | None:
@@ -75,11 +81,12 @@ class ModulePolicy:
         self, observations: Any, state: Any, live: npt.NDArray[np.bool_], noise: NoiseSource | None
     ) -> tuple[Array, None]:
         """Choose actions; see :class:`rl_eval.Policy`."""
-        return self._reader.actions(*self._forward(observations), live, noise), None
+        return self._reader.actions(*self._forward(observations, live), live, noise), None
 
-    def _forward(self, observations: Any) -> tuple[Array, Array | None]:
+    def _forward(self, observations: Any, live: npt.NDArray[np.bool_] | None = None) -> tuple[Array, Array | None]:
         flat = hasattr(observations, "dtype")
-        result = self._call(self._tensor(observations) if flat else tree.map_structure(self._tensor, observations))
+        tensors = self._tensor(observations) if flat else tree.map_structure(self._tensor, observations)
+        result = self._call(tensors) if self._batch is None else self._alone(tensors, self._batch, live)
         batch = len(observations) if flat else len(tree.flatten(observations)[0])
         if isinstance(result, torch.Tensor):
             return _array(result, batch), None
@@ -90,6 +97,18 @@ class ModulePolicy:
         wanted = "of actions or a tuple (mean, log_std)" if box else "of logits"
         problem = f"the module returned {type(result).__name__}, but {self._reader.space} needs a tensor {wanted}"
         raise PolicyError(problem, key="forward", value=type(result).__name__)
+
+    def _alone(self, tensors: Any, size: int, live: npt.NDArray[np.bool_] | None) -> Any:
+        """Return the outputs of a module with a batch of fixed size. Without ``live``, all rows are computed."""
+
+        def run(rows: Any) -> Any:
+            found = self._call(rows)
+            if isinstance(found, tuple):  # One log_std for all rows.
+                found = tuple(one.expand_as(found[0]) for one in found)
+            return tree.map_structure(_numpy, found)
+
+        computed = np.ones(len(tree.flatten(tensors)[0]), np.bool_) if live is None else live
+        return tree.map_structure(torch.from_numpy, row_by_row(run, tensors, size, computed))
 
     def _tensor(self, array: Any) -> Any:
         """Return a tensor of an array; return texts as they are."""
@@ -117,5 +136,9 @@ def _array(output: torch.Tensor, batch: int) -> Array:
         raise PolicyError(
             f"the module returned a tensor of shape {shape} for a batch of {batch}", key="forward", value=str(shape)
         )
+    return _numpy(output)
+
+
+def _numpy(tensor: torch.Tensor) -> Array:
     # numpy has no bfloat16.
-    return (output.float() if output.dtype is torch.bfloat16 else output).cpu().numpy()
+    return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).cpu().numpy()
