@@ -7,7 +7,8 @@ import torch
 
 def exports():
     module = torch.nn.Linear(4, 2)
-    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         scripted = torch.jit.script(module)
         torch.jit.save(scripted, "scripted.pt")
     batch = {0: torch.export.Dim("batch")}

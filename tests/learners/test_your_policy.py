@@ -22,6 +22,7 @@ LINES = re.findall(r"\| `((?:rl-eval|evaluate).*)` \|$", PAGE.read_text(), re.MU
 MODULES = [import_module(path.stem) for path in sorted(Path(__file__).parent.glob("lines_*.py"))]
 BEFORE = {line: make for module in MODULES for line, make in module.BEFORE.items()}
 EPISODES = 2
+pytestmark = [pytest.mark.filterwarnings(f"ignore::{kind}Warning") for kind in ("Deprecation", "Future", "User")]
 RAY = [line for line in LINES if " checkpoint " in line]
 """Lines of RLlib, which needs Ray to make what they evaluate."""
 
