@@ -323,7 +323,7 @@ class RunnerCore(abc.ABC):
         return probing and self.settings.runners.num_runners > 1
 
     def _bound_to(self) -> dict[str, Any]:
-        """Return the entries that the environments add to the numerics key if the guarantee is below exact."""
+        """Return the entries that the environments add to the numerics key."""
         return {}
 
     def _built_weights(self) -> str:

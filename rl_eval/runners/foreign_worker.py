@@ -244,9 +244,8 @@ def facts(env: Any, where: Dict[str, Any]) -> Dict[str, Any]:
         "condition_keys": None if keys is None else list(keys),
         "time_limit": min(limits) if limits else None,
         "name": type(list(_chain(env))[-1]).__name__,
-        "seeded_by": seeded_by(env),
         "learning": _learning(env, where["learning"]),
-        "provenance": provenance(where["env"]),
+        "provenance": dict(versions(where["env"]), seeded_by=seeded_by(env)),
     }
 
 
@@ -289,14 +288,23 @@ def describe_space(space: Any, path: str) -> List[Any]:
     return ["", kind, path]
 
 
-def provenance(name: str) -> Dict[str, str]:
+def versions(name: str) -> Dict[str, str]:
     """Return the version of the interpreter, and those of the packages on which the environment depends."""
     found = {"python": sys.version.split()[0]}
     for package in ("gymnasium", "gym", "numpy", re.split("[.:/]", name)[0]):
-        version = getattr(sys.modules.get(package), "__version__", None)
-        if isinstance(version, str):
-            found[package] = version
+        if package in sys.modules:
+            version = getattr(sys.modules[package], "__version__", None) or _installed(package)
+            if isinstance(version, str):
+                found[package] = version
     return found
+
+
+def _installed(package: str) -> Optional[str]:
+    try:
+        metadata = importlib.import_module("importlib.metadata")  # Python 3.8 or newer.
+        return str(metadata.version(package))
+    except Exception:
+        return None
 
 
 class Sensor:

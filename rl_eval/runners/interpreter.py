@@ -267,7 +267,7 @@ class OtherInterpreter:
     def checked(self, facts: dict[str, Any]) -> dict[str, Any]:
         """Return the attributes of a new environment, with its spaces; see :meth:`Interpreter.checked`."""
         what = f"environment.env {self._env!r}"
-        if facts["seeded_by"] == "neither":
+        if facts["provenance"]["seeded_by"] == "neither":
             refuse_unseeded(what, facts["name"])
         if facts["learning"] is not None:
             refuse_learning("environment.env", *facts["learning"])

@@ -12,7 +12,7 @@ import gymnasium as gym
 from typing_extensions import override
 
 from rl_eval.config.settings import EvalSettings
-from rl_eval.errors import EpisodeTimeout
+from rl_eval.errors import EnvError, EpisodeTimeout
 from rl_eval.policies.inference.inference import RowInference
 from rl_eval.records.episode import Lease, Phase, RunReport
 from rl_eval.runners.base import EvalRunner
@@ -270,13 +270,25 @@ class SubprocessEvalRunner(EvalRunner):
 
     def _construct(self, lane_index: int) -> gym.Env[Any, Any]:
         env = self.make_env(lane_index)
-        self._pending.tracing.constructed(self._slots[lane_index].build_seconds)
-        self._note_limit(self._slots[lane_index].facts["time_limit"])
+        slot, first = self._slots[lane_index], self._versions()
+        if (versions := slot.facts.get("provenance", first)) != first:
+            problem = f"the interpreter of slot {lane_index} has {versions}, but that of slot 0 has {first}"
+            raise EnvError(problem, key="environment.python", value=versions, fix="Use one installation for all slots.")
+        self._pending.tracing.constructed(slot.build_seconds)
+        self._note_limit(slot.facts["time_limit"])
         return env
 
     def _numbered(self, lane_index: int) -> SlotEnv:
         self._num_envs += 1
         return SlotEnv(self._slots[lane_index], self._num_envs)
+
+    @override
+    def _bound_to(self) -> dict[str, Any]:
+        """Return the versions of the packages of another interpreter."""
+        return {f"environment/{name}": value for name, value in self._versions().items()}
+
+    def _versions(self) -> dict[str, str]:
+        return self._slots[0].facts.get("provenance", {})  # type: ignore[no-any-return]
 
     @override
     def _outputs_of(self, slot: int) -> Any:

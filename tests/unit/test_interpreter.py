@@ -11,6 +11,7 @@ import pickle
 import struct
 import subprocess
 import sys
+import time
 import venv
 from pathlib import Path
 from typing import Any
@@ -21,17 +22,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import eventually
 
-from rl_eval import EvalConfig, evaluate
+from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
 from rl_eval.errors import ConfigError
 from rl_eval.runners import foreign_worker
 from rl_eval.runners.foreign_worker import dumps, loads
 from rl_eval.runners.subprocess_slots import SubprocessEvalRunner
-from tests.refused import refused
+from tests.refused import refused, untold
 
 pytestmark = pytest.mark.process
 
 WORLD = '''
 import os, random, signal, sys, time
+__version__ = "1"
 
 class Space:
     def __init__(self, n): self.n = n
@@ -186,6 +188,32 @@ def test_an_old_interface_has_the_records_of_the_new_one(world: Path) -> None:
 
 def test_a_factory_receives_the_context(world: Path) -> None:
     assert evaluate(config(world, "make", name="a")).fingerprint == reference(world, "New")
+
+
+def test_a_run_continues_with_the_same_versions(world: Path) -> None:
+    """The interpreter may have moved. Another version is refused, with its name."""
+    made = config(world, "New", lanes=1).evaluation(num_episodes=1000, determinism_check=0)
+    with EvalRunnerGroup(made) as group:
+        handle = group.submit(output=str(world / "run"))
+        while not handle.progress().num_finished:
+            assert not handle.done()
+            time.sleep(0.01)
+        handle.cancel()
+        first = handle.result()
+    found = {key: value for key, value in first.provenance["numerics"].items() if key.startswith("environment/")}
+    python = sys.version.split()[0]
+    assert found == {
+        f"environment/{key}": value
+        for key, value in {"python": python, "plain_world": "1", "seeded_by": "reset"}.items()
+    }
+    (world / "moved").symlink_to(Path(interpreter()).parent)
+    moved = made.copy().environment(python=str(world / "moved" / "python"))
+    (world / "plain_world.py").write_text(WORLD.replace('__version__ = "1"', '__version__ = "2.0"'))
+    other = evaluate(moved, output=str(world / "run"))
+    assert other.status != "complete"
+    assert not untold(other.reason, "environment/plain_world", "'1'", "'2.0'")
+    (world / "plain_world.py").write_text(WORLD)
+    assert evaluate(moved, output=str(world / "run")).fingerprint == evaluate(made).fingerprint
 
 
 def test_wrappers_of_rl_eval_work_in_the_runner(world: Path) -> None:
