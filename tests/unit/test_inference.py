@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import PolicyError, PolicyUnavailable
 from rl_eval.policies import CallablePolicy
+from rl_eval.policies.inference import probe
 from rl_eval.policies.inference.inference import BLOCK, RowInference
 from rl_eval.policies.mlp import make_mlp
 from rl_eval.policies.module import ModulePolicy
@@ -32,6 +34,13 @@ OBSERVATIONS = spaces.Box(-np.inf, np.inf, (4,), np.float32)
 ACTIONS = spaces.Box(-np.inf, np.inf, (2,), np.float64)
 THREE = spaces.Discrete(3)
 NESTED = spaces.Dict({"a": OBSERVATIONS, "b": spaces.Tuple((spaces.Discrete(7), spaces.Box(0, 255, (3, 3), np.uint8)))})
+
+
+@pytest.fixture(autouse=True, params=["blocks", "smaller passes"])
+def _passes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run every test with blocks alone, and with all smaller passes that have their bits, whatever time they save."""
+    monkeypatch.setattr(probe, "_SAVED_S", math.inf if request.param == "blocks" else -math.inf)
+    monkeypatch.setattr(probe, "_COMPILED", math.inf)
 
 
 def infer(

@@ -4,7 +4,8 @@ The last bits of a row in a matrix product may depend on the size of the batch a
 of a row is *defined* as its result in a block of :data:`BLOCK` rows, if its position in the block makes no difference
 on this machine. Otherwise it is defined as its result in a batch of one. Before its first episode, a runner probes
 which definition applies. It also probes whether one pass over all lanes gives the same bits as blocks; if not, it
-computes the rows in blocks. The findings of the probe, with a digest of the outputs, are the runner's *numerics key*.
+computes the rows in blocks. For few live rows, it uses the smallest passes in which the probe saw the bits of a block.
+The findings of the probe, with a digest of the outputs, are the runner's *numerics key*.
 Runners with different keys do not work on the same evaluation.
 """
 
@@ -97,6 +98,8 @@ class RowInference:
             _check_alike(policy, self._fresh_state)
         self._state = copy_batch(self._fresh_state)
         self._chunk = self._rows
+        self._sizes: tuple[int, ...] = (BLOCK,)
+        """Numbers of rows, up to a block, that a pass may have."""
         self._batched = section.inference == "batched"
         self._overwrites = False
         self.keeps_outputs = False
@@ -226,7 +229,7 @@ class RowInference:
 
     def _act_in_parts(self) -> Any:
         """Run one forward pass for each part that has a live lane. Store the new states only if all passes succeed."""
-        if self._chunk == self._rows:
+        if self._chunk == self._rows and len(self._sizes) == 1:
             actions, state = self._forward(_ALL, self.live)
             self._keep_state(_ALL, state)
             return actions
@@ -236,15 +239,27 @@ class RowInference:
             actions, state = self._forward(rows, self.live[rows])
             self._keep_state(rows, state)
             return actions if every else self._gather([(rows, actions)])
-        chunks = [slice(start, start + self._chunk) for start in range(0, self._rows, self._chunk)]
-        parts = [chunk for chunk in chunks if self.live[chunk].any()]
         done = []
-        for rows in parts:
+        for rows in self._parts():
             actions, state = self._forward(rows, self.live[rows])
             done.append((rows, copy_batch(actions), copy_batch(state)))  # The next pass may return the same arrays.
         for rows, _, state in done:
             self._keep_state(rows, state)
         return self._gather([(rows, actions) for rows, actions, _ in done])
+
+    def _parts(self) -> list[Any]:
+        """Return the rows of each forward pass."""
+        if len(self._sizes) == 1:
+            chunks = [slice(start, start + self._chunk) for start in range(0, self._rows, self._chunk)]
+            return [chunk for chunk in chunks if self.live[chunk].any()]
+        count = np.count_nonzero(self.live)
+        if count > BLOCK and self._chunk == self._rows:
+            return [_ALL]
+        blocks, rest = divmod(count, BLOCK)
+        last = next(size for size in (0, *self._sizes) if size >= rest)
+        # Live rows come first; rows without an episode fill up the last pass.
+        rows = np.argsort(~self.live, kind="stable")[: blocks * BLOCK + last]
+        return [rows[start : start + BLOCK] for start in range(0, len(rows), BLOCK)]
 
     def _act_alone(self) -> tuple[Any, dict[int, BaseException]]:
         """Find the rows on which the policy fails: run one pass per live lane, in a batch of copies of its row.
@@ -336,7 +351,7 @@ class RowInference:
             return
         found = probe.run()
         self._chunk = {"whole": self._rows, "block": BLOCK, "row": 1}[found.verdict]
-        self._overwrites, self._verdict = found.overwrites, found.notes
+        self._sizes, self._overwrites, self._verdict = found.sizes, found.overwrites, found.notes
         reference = "row" if found.verdict == "row" else f"block of {BLOCK}"
         self.numerics = {"reference": reference, "outputs": found.outputs} | self._machine()
         if found.outputs:
@@ -367,6 +382,7 @@ class RowInference:
             self.observations,
             copy(self._reader),  # Do not note that actions for generated observations were clipped.
             self._fresh_state,
+            self._lanes,
             deterministic=self._deterministic,
             allow_nondeterministic=self._allow_nondeterministic,
         )

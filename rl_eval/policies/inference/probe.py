@@ -4,6 +4,8 @@ The probe calls the policy on generated observations in blocks. Then it calls th
 other positions among other rows. If the bits of a row's result change, there are two possible reasons: the row depends
 on its batch, or the policy gives different results in every call. To find the reason, the probe repeats the same calls.
 A policy that does not repeat its results is not a function of its observations, so its episodes cannot be repeated.
+
+Then the probe searches for smaller passes with the same bits, because a pass of 16 rows for one environment is slow.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import os
 import sys
 from collections.abc import Iterator
 from functools import cached_property, partial
+from time import perf_counter
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -42,6 +45,16 @@ _WARM_UP: Final = 1
 """Number of calls before the first call whose result is compared, in addition to the call that checks shapes. In these
 calls, compilers and autotuners finish."""
 
+_SIZES: Final = (1, 2, 4, 8, 12)
+"""Rows of passes that may replace a block if few rows are live."""
+_EVIDENCE: Final = 24
+"""Rows that the probe computes for each of these sizes. In matrix products, a wrong size changes the bits of two rows
+in five or more."""
+_SAVED_S: Final = 2e-4
+"""A smaller pass must save this time, in seconds, because it costs time to gather its rows."""
+_COMPILED: Final = 10
+"""If the first pass of a size takes this many times as long as a block, the policy was probably compiled for it."""
+
 _UNCHECKED: Final = "It is not checked whether one policy acted in all episodes"
 
 Verdict = Literal["whole", "block", "row"]
@@ -56,6 +69,8 @@ class Finding(NamedTuple):
     """Digest of the policy's outputs; empty if it cannot be compared with the digest of another runner."""
     notes: tuple[str, ...] = ()
     """Notes for readers of the result. Every runner gives the same notes."""
+    sizes: tuple[int, ...] = (BLOCK,)
+    """Numbers of rows, up to a block, for which a pass has the bits of a block."""
     overwrites: bool = False
     """Whether the policy changes its observations in place, or may do so."""
 
@@ -72,6 +87,7 @@ class Probe:
         observations: Observations of the runner. The probe needs only their space and the number of rows.
         reader: Reader that checks the actions.
         fresh_state: Recurrent state of new episodes, one per row of ``observations``; None if the policy has no state.
+        lanes: Highest number of live rows.
         deterministic: Whether the policy acts without noise.
         allow_nondeterministic: Whether a policy that does not repeat its results causes a note instead of an error.
     """
@@ -82,6 +98,7 @@ class Probe:
         observations: ObservationBatch,
         reader: ActionReader,
         fresh_state: Any,
+        lanes: int,
         *,
         deterministic: bool,
         allow_nondeterministic: bool,
@@ -92,6 +109,7 @@ class Probe:
         self._deterministic = deterministic
         self._allow_nondeterministic = allow_nondeterministic
         self._rows = observations.rows
+        self._lanes = lanes
         self._ample = _POOL * observations.row_bytes <= _POOL_BYTES
         self._pool = _POOL if self._ample else _FEW
         self._rounds = _ROUNDS if self._ample else _FEW_ROUNDS
@@ -99,6 +117,8 @@ class Probe:
         garbage = self._pool if self._ample else 1
         self._sample_garbage = partial(observations.sample, garbage, np.random.default_rng(1), scale=100.0)
         self._overwrites = False
+        self._times: dict[int, list[float]] = {}
+        """Seconds of each pass, by number of rows."""
         self._generators = generator_states()
 
     @cached_property
@@ -173,11 +193,35 @@ class Probe:
         for _ in range(_WARM_UP):
             self._outputs(self._observations, self._block(0), range(BLOCK))
         reference = self._reference()
-        # The last test alone depends on the number of lanes. The numerics key does not contain its result.
+        # The last two tests alone depend on the number of lanes. The numerics key does not contain their results.
         if self._depends(reference, BLOCK):
             return self._row_by_row()
         whole = self._rows == BLOCK or (self._ample and not self._depends(reference, self._rows))
-        return Finding("whole" if whole else "block", _digest(reference[:BLOCK]))
+        return Finding("whole" if whole else "block", _digest(reference[:BLOCK]), sizes=self._sizes(reference))
+
+    def _sizes(self, reference: list[bytes]) -> tuple[int, ...]:
+        """Return the sizes of passes with the bits of a block, up to the number of lanes, and a block."""
+        # A clock decides here only about speed: a pass of each size has the same bits, as far as the probe sees.
+        found, block = [BLOCK], min(self._times[BLOCK])
+        for size in _SIZES if block > _SAVED_S else ():
+            if not self._same(reference, size):
+                continue
+            times = self._times[size]
+            if min(times) > block - _SAVED_S or times[0] > _COMPILED * block:
+                break
+            found.insert(-1, size)
+            if size >= self._lanes:
+                break
+        return tuple(found)
+
+    def _same(self, reference: list[bytes], size: int) -> bool:
+        """Whether a pass of this size has the bits of a block."""
+        try:
+            return self._mismatch(reference, size) is None
+        except PolicyUnavailable:
+            raise
+        except survivable():
+            return False
 
     def _row_by_row(self) -> Finding:
         try:
@@ -267,25 +311,34 @@ class Probe:
             Number of the batch, position and bytes of the first such row; None if there is none.
         """
         rng = np.random.default_rng(size)
-        for number in range(self._rounds):
-            kept = rng.random(size) < 0.5
-            for mask in (kept, ~kept):
-                chosen, junk = rng.integers(0, self._pool, size), rng.integers(0, self._pool, size)
-                if not self._ample:
-                    # With few rows and rounds, chance could put a row where its reference was.
-                    chosen = (np.arange(size) + 1 + chosen % (self._pool - 1)) % self._pool
-                batch = tree.map_structure(
-                    lambda good, bad, chosen=chosen, junk=junk, mask=mask: _mixed(good, bad, chosen, junk, mask),
-                    self._observations,
-                    self._garbage,
-                )
-                positions = np.flatnonzero(mask)
-                outputs = self._act(batch, positions, chosen)
-                del batch  # It may be large, and is not needed while the next batch is built.
-                for output, position in zip(outputs, positions, strict=True):
-                    if output != reference[chosen[position]]:
-                        return number, int(position), output
+        for number, mask in enumerate(self._masks(rng, size)):
+            chosen, junk = rng.integers(0, self._pool, size), rng.integers(0, self._pool, size)
+            if not self._ample:
+                # With few rows and rounds, chance could put a row where its reference was.
+                chosen = (np.arange(size) + 1 + chosen % (self._pool - 1)) % self._pool
+            batch = tree.map_structure(
+                lambda good, bad, chosen=chosen, junk=junk, mask=mask: _mixed(good, bad, chosen, junk, mask),
+                self._observations,
+                self._garbage,
+            )
+            positions = np.flatnonzero(mask)
+            outputs = self._act(batch, positions, chosen)
+            del batch  # It may be large, and is not needed while the next batch is built.
+            for output, position in zip(outputs, positions, strict=True):
+                if output != reference[chosen[position]]:
+                    return number, int(position), output
         return None
+
+    def _masks(self, rng: np.random.Generator, size: int) -> Iterator[npt.NDArray[np.bool_]]:
+        """Yield, for each batch of a size, the mask of its rows without garbage."""
+        for number in range(_EVIDENCE // size if size < BLOCK else 0):
+            kept = np.ones(size, bool)
+            kept[rng.permutation(size)[1 : 1 + number % 2]] = False  # A size of 1 has no other row.
+            yield kept
+        for _ in range(self._rounds if size >= BLOCK else 0):
+            kept = rng.random(size) < 0.5
+            yield kept
+            yield ~kept
 
     # ------------------------------------------------------------------ calls
 
@@ -321,7 +374,9 @@ class Probe:
         noise = None if self._deterministic else EpisodeNoise(seeds, np.zeros(size, np.int64))
         live = np.zeros(size, bool)
         live[list(wanted)] = True
-        actions, state = self.policy.act(batch, self._state(size), live, noise)
+        state, started = self._state(size), perf_counter()
+        actions, state = self.policy.act(batch, state, live, noise)
+        self._times.setdefault(size, []).append(perf_counter() - started)
         end_fork()
         computed = [actions, state]
         if isinstance(self.policy, Probeable):
