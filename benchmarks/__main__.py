@@ -29,6 +29,7 @@ from benchmarks import (
     planning,
     policies,
     provenance,
+    rows,
     safety,
     sampling,
     seeds,
@@ -98,6 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     null.add_argument("--seconds", type=float, default=1.0, help="CPU time of a measurement (%(default)s)")
     plan = add("planning", "plan, seeds and schedule, per episode", repeat=3)
     plan.add_argument("--episodes", type=_positive, default=1_000_000, help="episodes (%(default)s)")
+    add("rows", "rows that a policy computes per step with few environments", repeat=3)
     struck = add_contest("faults", "what becomes of an evaluation in which one fault strikes", repeat=1)
     struck.add_argument(
         "--patience", type=float, default=60.0, help="seconds more than undisturbed: hangs (%(default)s)"
@@ -279,6 +281,7 @@ _MEASURES: dict[str, Callable[[argparse.Namespace], list[Row]]] = {
     ),
     "slots": lambda args: slots.measure(32 if args.quick else args.episodes, _say),
     "planning": _planning,
+    "rows": lambda args: rows.measure(1 if args.quick else args.repeat, _say),
     "batched_null": _batched_null,
     "faults": _faults,
     "policies": lambda args: policies.measure(args.only, quick=args.quick, progress=_say),

@@ -318,6 +318,20 @@ def batched_null(rows: Sequence[Row]) -> list[Table]:
     return [table]
 
 
+def fewest_rows(rows: Sequence[Row]) -> list[Table]:
+    """Rows of passes per step, without and with smaller passes than blocks."""
+    names = "policy", "slots", "rows per step", "in blocks", "more rows of the probe", "CPU, x plain loop"
+    table = _table("rows: 3,200 steps of Pendulum-v1", *names)
+    for row in rows:
+        if row["status"] != "ok":
+            table.add_row(row["label"], _failure(row))
+            continue
+        loop = f"{row['times_loop']:.2f}" if "times_loop" in row else "-"
+        shown = f"{row['per_step']:.2f}", f"{row['per_step_of_blocks']:.2f}", f"{row['probe']:.0f}"
+        table.add_row(row["label"], str(row["slots"]), *shown, loop)
+    return [table]
+
+
 def multi_agent(rows: Sequence[Row]) -> list[Table]:
     """Environment steps per CPU second of two runners of several agents, and their ratio."""
     found = _table("several agents: 16 environments of 4", "runner", "env steps per CPU second")
@@ -579,6 +593,7 @@ TABLES: Final[Mapping[str, Callable[[Sequence[Row]], list[Table]]]] = {
     "memory": memory,
     "threads": threads,
     "planning": planning,
+    "rows": fewest_rows,
     "batched_null": batched_null,
     "honesty": honesty,
     "faults": faults,

@@ -250,7 +250,9 @@ def _describe_inference(inference: RowInference, lanes: int) -> Finding:
     if rows is None:
         return ok(f"an action does not depend on its batch: one forward pass for all {lanes} environments")
     if rows == BLOCK:
-        return ok(f"an action does not depend on its position in a batch of {BLOCK}: forward passes of at most {BLOCK} rows")
+        return ok(
+            f"an action does not depend on its position in a batch of {BLOCK}: forward passes of at most {BLOCK} rows"
+        )
     return warning(
         "each environment needs its own forward pass, which is exact but slow",
         "unset MKL_CBWR, so that rl-eval sets it; avoid layers that mix the rows of a batch",

@@ -172,7 +172,7 @@ def test_a_policy_that_compiles_for_each_size_keeps_blocks() -> None:
     known = set()
 
     def compiled(observations: Array) -> Array:
-        time.sleep(0.0005 * len(observations) + 0.3 * (len(observations) not in known))
+        time.sleep(0.0001 * len(observations) + 0.5 * (len(observations) not in known))
         known.add(len(observations))
         return total(observations)
 

@@ -52,7 +52,7 @@ _EVIDENCE: Final = 24
 in five or more."""
 _SAVED_S: Final = 2e-4
 """A smaller pass must save this time, in seconds, because it costs time to gather its rows."""
-_COMPILED: Final = 10
+_COMPILED: Final = 100
 """If the first pass of a size takes this many times as long as a block, the policy was probably compiled for it."""
 
 _UNCHECKED: Final = "It is not checked whether one policy acted in all episodes"
