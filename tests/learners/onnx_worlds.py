@@ -45,7 +45,7 @@ def exported(
 ) -> Path:
     """Export a module. ``free`` has the axis of the batch of each input; None for a batch of fixed size."""
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    shapes = None if free is None else tuple({free[one]: torch.export.Dim("batch")} for one in takes)
+    shapes = None if free is None else tuple({free[one]: torch.export.Dim.DYNAMIC} for one in takes)
     names = {"input_names": takes, "output_names": gives}
     torch.onnx.export(module.eval(), given, path, dynamic_shapes=shapes, verbose=False, **names, **more)
     return path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from onnx_worlds import STEPS, exported, loop, mlp, model, session_of
 
 from rl_eval import EvalConfig, evaluate, load
 from rl_eval.cli import app
+from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError
 from rl_eval.integrations.onnx import load_policy
+from rl_eval.policies import adapt_policy
 from tests.chunk_world import by_hand_of, make_net, played
 from tests.chunk_world import config as chunks
 from tests.refused import refused, untold
@@ -240,6 +243,15 @@ def test_memory_without_matching_names_needs_a_mapping(
     done = CliRunner().invoke(app, [*arguments, *more, f"evaluation.max_episode_steps={STEPS}"])
     assert done.exit_code == 0, done.output
     assert load("out").fingerprint == result.fingerprint
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+def test_a_session_has_no_threads_of_its_own(folder: Path) -> None:
+    path, made = model(folder, "mlp free", "Pendulum-v1"), gym.make("Pendulum-v1")
+    before = len([*Path("/proc/self/task").iterdir()])
+    policy = adapt_policy(PolicySection(), made.observation_space, made.action_space, load_policy(str(path)))
+    assert len([*Path("/proc/self/task").iterdir()]) == before
+    assert policy is not None
 
 
 def test_only_the_cpu_is_used(folder: Path) -> None:

@@ -17,6 +17,7 @@ from rl_eval import evaluate, load
 from rl_eval.cli import app
 from tests.unit.pages_world import DOCS, pages
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # In an export of torch.
 PAGE = DOCS / "your_policy.md"
 LINES = re.findall(r"\| `((?:rl-eval|evaluate).*)` \|$", PAGE.read_text(), re.MULTILINE)
 MODULES = [import_module(path.stem) for path in sorted(Path(__file__).parent.glob("lines_*.py"))]

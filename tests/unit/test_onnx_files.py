@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from rl_eval import evaluate
 from rl_eval.config.policy_sources import digest_of, named_source
 from rl_eval.errors import ConfigError
 from rl_eval.integrations.onnx_files import external_data, is_model
@@ -87,6 +89,13 @@ def test_the_structure_that_is_read_is_bounded(tmp_path: Path) -> None:
     path = written(tmp_path, message((1, 10), (7, inner), (8, b"")))
     with refused(ConfigError, "policy.policy_kwargs.path"):
         external_data(path)
+
+
+@pytest.mark.skipif(find_spec("onnxruntime") is not None, reason="the package is installed")
+def test_a_missing_library_is_named(tmp_path: Path) -> None:
+    with refused(ConfigError, "policy.policy_kwargs.path") as seen:
+        evaluate("CartPole-v1", str(written(tmp_path, model())), num_episodes=1)
+    assert "rl-eval[onnx]" in str(seen.value)
 
 
 # ------------------------------------------------------------------------------ external data
