@@ -1,20 +1,30 @@
-"""Wrappers that add the last action, the last reward or values of ``info`` to the observation.
+"""Wrappers that add the last action, the last reward or values of ``info`` to the observation, and normalization.
 
 An observation that is no Dict becomes a Dict with the key ``observation``; a Dict keeps its keys. The added values
 depend only on the episode. In ``environment.wrappers``, these wrappers also apply to each slot of a batched simulator.
+
+``Normalized`` and ``frozen`` are for policies that were trained behind a normalizer. They are imported on first use.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Final, final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, final
 
 import gymnasium as gym
 import numpy as np
 from typing_extensions import override
 
+from rl_eval.adapters import FROZEN
+from rl_eval.config.references import import_attribute
 from rl_eval.errors import ConfigError, EnvError
 from rl_eval.policies.inference.spaces import zeros_of
+
+if TYPE_CHECKING:
+    from rl_eval.integrations.normalizers import frozen as frozen  # noqa: PLC0414 - for type checkers
+    from rl_eval.policies.normalized import Normalized as Normalized  # noqa: PLC0414
+
+_LATER: Final = {"Normalized": "rl_eval.policies.normalized:Normalized", "frozen": FROZEN}
 
 Spaces = dict[str, gym.Space[Any]]
 Read = Callable[[str, gym.Space[Any]], Any]
@@ -175,3 +185,9 @@ def _reader(info: Mapping[str, Any]) -> Read:
         return np.reshape(value, (1,)) if value is not None and space is _NUMBER else value
 
     return read
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_attribute(f"{__name__}.{name}", _LATER[name])

@@ -112,6 +112,7 @@ class EvalConfig(KnowsNames):
         policy_kwargs: Mapping[str, Any] = {},
         weights: str | Path | None = None,
         weights_key: str | None = None,
+        normalizer: str | Path | None = None,
         deterministic: bool = True,
         actions: Literal["clip", "unsquash", "none"] = "clip",
         device: str = "cpu",
@@ -355,8 +356,9 @@ def _as_config(given: Any) -> EvalConfig:
 def _anchored(section: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return the values of a policy section that can be paths, by key; resolve relative paths against a folder."""
     result: dict[str, Any] = {}
-    if isinstance(weights := section.get("weights"), str):
-        result["weights"] = absolute(folder / weights)
+    for key in ("weights", "normalizer"):
+        if isinstance(path := section.get(key), str):
+            result[key] = absolute(folder / path)
     if isinstance(policy := section.get("policy"), str):
         result["policy"] = anchored(policy, folder)
     if isinstance(policies := section.get("policies"), Mapping):

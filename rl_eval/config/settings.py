@@ -25,7 +25,7 @@ from pydantic import (
 
 from rl_eval.config.conditions import load_conditions
 from rl_eval.config.objects import describe_object, name_of
-from rl_eval.config.policy_sources import file_digests, with_named_policies
+from rl_eval.config.policy_sources import absolute, file_digests, user_path, with_named_policies
 from rl_eval.config.references import named_factories
 from rl_eval.errors import ConfigError
 from rl_eval.errors.redaction import digest_secrets, learn, redact
@@ -66,6 +66,10 @@ Processes = Field(json_schema_extra={"needs": "processes"})
 """Mark of a key that needs runners in separate processes, ``runners.num_runners`` of 1 or more."""
 Interruption = Field(json_schema_extra={"needs": "interruption"})
 """Mark of a time limit of calls of environments, which needs separate processes for runners or for environments."""
+
+
+NORMALIZER: Final = "policy.normalizer"
+"""Name of the file of a normalizer among the files of a policy."""
 
 
 class EnvironmentSection(_Section):
@@ -130,6 +134,10 @@ class PolicySection(_Section):
     weights_key: str | None = None
     """Key of the weights in a file that contains more, such as ``model`` in ``{"model": ..., "optimizer": ...}``; dots
     separate nested keys."""
+    normalizer: str | None = None
+    """A file with the statistics of the normalizer behind which the policy was trained: an npz or safetensors file with
+    ``mean`` and ``var``, a pickle of a normalizer, or a torch file, such as a checkpoint of rsl_rl, skrl or
+    rl_games."""
     deterministic: bool = True
     """Take the mode of the policy's distribution; otherwise sample from a random stream of each episode."""
     actions: Literal["clip", "unsquash", "none"] = "clip"
@@ -160,19 +168,29 @@ class PolicySection(_Section):
     """Path and digest of each file, by argument. The path is compared, because a copy of this section may have other
     arguments."""
 
+    @field_validator("normalizer")
+    @classmethod
+    def _absolute(cls, value: str | None) -> str | None:
+        return None if value is None else absolute(user_path(value))
+
     def model_post_init(self, _: Any) -> None:
         """Hash the files now, before they are loaded. A later digest could be that of a file that changed meanwhile."""
-        for name, digest in file_digests(self.policy, self.policy_kwargs).items():
-            self._digests[name] = self.policy_kwargs[name], digest
+        for name, digest in file_digests(self.policy, self.paths).items():
+            self._digests[name] = self.paths[name], digest
+
+    @property
+    def paths(self) -> Mapping[str, Any]:
+        """Values that can be paths of files of the policy: ``policy_kwargs``, and the normalizer."""
+        return self.policy_kwargs if self.normalizer is None else {**self.policy_kwargs, NORMALIZER: self.normalizer}
 
     @property
     def file_digests(self) -> dict[str, str]:
-        """Digests of the files that ``policy_kwargs`` name, by argument.
+        """Digests of the files in :attr:`paths`, by argument.
 
         With several policies, by ``policy.argument``.
         """
         taken = self._digests.items()
-        own = {name: digest for name, (path, digest) in taken if self.policy_kwargs.get(name) == path}
+        own = {name: digest for name, (path, digest) in taken if self.paths.get(name) == path}
         return own | {
             f"{policy}.{name}": digest
             for policy, section in self.policies.items()
@@ -185,8 +203,8 @@ class PolicySection(_Section):
         The copy has the digests of the files at the paths of this section.
         """
         section = self.model_copy(update={"policy_kwargs": policy_kwargs})
-        digests = file_digests(self.policy, self.policy_kwargs)
-        named = {name: (policy_kwargs[name], digest) for name, digest in digests.items()}
+        digests = file_digests(self.policy, self.paths)
+        named = {name: (section.paths[name], digest) for name, digest in digests.items()}
         section._digests = named  # noqa: SLF001 - of this class
         return section
 
@@ -521,6 +539,7 @@ def _acting(section: PolicySection, *path: str) -> dict[str, Any]:
         "actions": section.actions,
         # The policy determines the horizon.
         **({"chunk": section.chunk.model_dump(exclude={"horizon"})} if section.chunk else {}),
+        **({"normalizer": section.normalizer} if section.normalizer else {}),
     }
 
 

@@ -157,7 +157,10 @@ def _wrapper_with_arguments(wrapper: _Wrapper) -> dict[str, Any]:
     name = wrapper.make.__name__
     if name_of(wrapper.make) in learning_wrappers():
         problem = f"env has a wrapper {name}, whose statistics a new environment does not have"
-        fix = "Pass a function that builds the environment with these statistics, or make them part of the policy."
+        fix = (
+            "Remove it. If it normalizes observations, pass the policy Normalized(policy, **frozen(env)), from "
+            "rl_eval.wrappers."
+        )
         raise ConfigError(problem, key="env", value=name, fix=fix)
     kwargs = {} if len(inspect.signature(wrapper.make).parameters) == 1 else wrapper.kwargs
     if kwargs is None:

@@ -79,7 +79,6 @@ INTEGRATIONS: Final = (
         install="rl-eval[onnx]",
         file_form="onnx:policy.onnx",
     ),
-    Integration("filters", packages=(f"{_HERE}.rllib.filters",), adapter=f"{_HERE}.rllib.filters"),
     Integration(
         "torchscript",
         packages=("torch.jit",),

@@ -11,6 +11,7 @@ import random
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from operator import itemgetter
+from pathlib import Path
 from typing import Any, Final, final
 
 import gymnasium as gym
@@ -18,11 +19,12 @@ import numpy as np
 import numpy.typing as npt
 import tree
 
-from rl_eval.adapters import integration_for, integrations, loader_of
+from rl_eval.adapters import FROZEN, integration_for, integrations, loader_of
 from rl_eval.config.policy_sources import changed_files, file_digests
 from rl_eval.config.references import import_attribute, required, takes_observations
-from rl_eval.config.settings import PolicySection
+from rl_eval.config.settings import NORMALIZER, PolicySection
 from rl_eval.errors import ConfigError, PolicyError, summary_of
+from rl_eval.policies.normalization import NormalizedPolicy, by_path, check_shapes
 from rl_eval.policies.subject import check_arguments
 from rl_eval.protocols import NoiseSource, Policy
 from rl_eval.supervision.caller import survivable
@@ -57,12 +59,16 @@ def adapt_policy(
 
     A factory is called with ``policy_kwargs``, and with ``observation_space`` and ``action_space`` if its signature
     has parameters of these names. A named function whose only required parameter is ``obs``, ``observation`` or
-    ``observations`` is the policy itself.
+    ``observations`` is the policy itself. With ``policy.normalizer``, the policy gets normalized observations.
 
     Raises:
-        ConfigError: There is no policy, or the object cannot be used as a policy.
+        ConfigError: There is no policy, the object cannot be used as a policy, or the file of the normalizer cannot be
+            read.
+        WeightsError: The statistics of the normalizer do not fit the observation space.
     """
     adapted = _adapted(section, observation_space, action_space, policy)
+    if section.normalizer is not None:
+        adapted = _normalized(adapted, section, observation_space)
     if section.chunk is None:
         return adapted
     from rl_eval.policies.chunks import ChunkedPolicy
@@ -72,8 +78,16 @@ def adapt_policy(
     return ChunkedPolicy(adapted, section, observation_space, action_space)
 
 
+def _normalized(policy: Policy, section: PolicySection, observation_space: gym.Space[Any]) -> Policy:
+    check_files(section)
+    statistics = by_path(**import_attribute("the reader of policy.normalizer", FROZEN)(section.normalizer))
+    check_shapes(statistics, observation_space)
+    note = f"observations are normalized with the statistics of {Path(str(section.normalizer)).name}"
+    return NormalizedPolicy(policy, lambda: statistics, notes=(note,))
+
+
 def _adapted(
-    section: PolicySection, observation_space: gym.Space[Any], action_space: gym.Space[Any], policy: Any
+    section: PolicySection, observation_space: gym.Space[Any], action_space: gym.Space[Any], policy: Any = None
 ) -> Policy:
     check_arguments(section)
     candidate = section.policy if policy is None else policy
@@ -111,7 +125,14 @@ def _adapted(
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(candidate, torch.nn.Module):
         from rl_eval.policies.module import ModulePolicy
+        from rl_eval.policies.normalized import Normalized
 
+        if isinstance(candidate, Normalized):
+            check_shapes(candidate.statistics, observation_space)
+            inside = section.model_copy(update={"policy": candidate.policy, "policy_kwargs": candidate.policy_kwargs})
+            inner = _adapted(inside, observation_space, action_space)
+            candidate.weights = module_of(inner)
+            return NormalizedPolicy(inner, lambda: candidate.statistics, candidate)
         if not answers_chunks:
             _check_forward(candidate, torch.nn.Module.forward)
         _to_device(candidate, section.device)
@@ -284,16 +305,18 @@ def has_random_weights(policy: Policy) -> bool:
 def check_files(section: PolicySection) -> None:
     """Raise if a model file changed after the settings were built, since other runners may have loaded the old file.
 
-    Only factories that load models are checked. Arguments of other factories may be files that the factory writes.
+    Only normalizers, and files of factories that load models, are checked. Arguments of other factories may be files
+    that the factory writes.
     """
-    if loader_of(section.policy) is None:
-        return
-    before, now = section.file_digests, file_digests(section.policy, section.policy_kwargs)
+    before, now = section.file_digests, file_digests(section.policy, section.paths)
     for name in changed_files(before, now):
+        if name != NORMALIZER and loader_of(section.policy) is None:
+            continue
+        key = name if name == NORMALIZER else f"policy.policy_kwargs.{name}"
         raise ConfigError(
-            f"the file of policy.policy_kwargs[{name!r}] was changed after the evaluation was configured (digest "
-            f"{before[name][:16]} -> {now[name][:16]})",
-            key=f"policy.policy_kwargs.{name}",
+            f"the file of {key} was changed after the evaluation was configured (digest {before[name][:16]} -> "
+            f"{now[name][:16]})",
+            key=key,
             fix="Evaluate a copy that does not change, or configure the evaluation again.",
         )
 

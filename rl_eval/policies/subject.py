@@ -28,7 +28,7 @@ from rl_eval.weights import (
 
 DEFAULT_POLICY: Final = "default_policy"
 """Id of the only policy."""
-_LIVE: Final[dict[str, Any]] = {"policy_kwargs": {}, "weights": None, "weights_key": None}
+_LIVE: Final[dict[str, Any]] = {"policy_kwargs": {}, "weights": None, "weights_key": None, "normalizer": None}
 """Settings that do not apply to a policy object."""
 _PROCESS: Final = uuid.uuid4().hex[:8]
 """Name of this process."""

@@ -40,8 +40,9 @@ def refuse_learning(key: str, name: str, flag: str) -> NoReturn:
     """
     problem = f"{key} has a {name}, whose statistics change in every step, so episodes depend on earlier episodes"
     fix = (
-        f"Remove it, or pass a function that builds the environment with the statistics of the training and sets "
-        f"{flag} to False."
+        "Remove it. If it normalizes observations, pass the policy Normalized(policy, **frozen(env)), from "
+        "rl_eval.wrappers, with the environment of the training. Otherwise, pass a function that builds the "
+        f"environment with the statistics of the training and sets {flag} to False."
     )
     raise ConfigError(problem, key=key, value=name, fix=fix)
 

@@ -12,9 +12,10 @@ from waiting import eventually
 
 from rl_eval import EvalRunnerGroup, VectorEvalRunner
 from rl_eval.execution.group import GroupCallbacks
-from rl_eval.integrations.rllib.filters import Filtered, warm_up_filters
+from rl_eval.integrations.rllib.filters import warm_up_filters
 from rl_eval.integrations.rllib.workers import RolloutWorkers, as_remote
 from rl_eval.records.episode import Lease
+from rl_eval.wrappers import Normalized, frozen
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -34,7 +35,7 @@ def test_filters_are_the_same_for_any_number_of_runners_and_reach_a_replaced_one
     alone, two = made.copy().runners(num_runners=0), made.copy().runners(num_runners=2)
     due = warm_up_filters(alone, num_episodes=10)
     assert warm_up_filters(two, num_episodes=10) == due
-    filtered = Filtered("numpy_world:lean", due["default_policy"])
+    filtered = Normalized("numpy_world:lean", **frozen(due["default_policy"]))
     with EvalRunnerGroup(alone, filtered, threaded=False) as group:
         fingerprint = group.evaluate().fingerprint
     diary = Diary()
@@ -46,7 +47,7 @@ def test_filters_are_the_same_for_any_number_of_runners_and_reach_a_replaced_one
         os.kill(group.foreach_runner(lambda runner: os.getpid())[1], signal.SIGKILL)
         assert group.evaluate().provenance["weights"]["version"] == 5
         assert eventually(lambda: diary.restarts == [1] and group.healthy_runner_ids == [0, 1])
-        assert group.foreach_runner(lambda runner: runner.policy.module.filter) == [due["default_policy"]] * 2
+        assert workers.get_filters() == due
         assert len(workers.find_free_port()) == len(workers.get_node_ip()) == 2
 
 

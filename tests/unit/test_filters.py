@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate, replay
 from rl_eval.errors import ConfigError, WeightsError
 from rl_eval.integrations.rllib.filters import (
-    Filtered,
     MeanStdFilter,
     Moments,
     load_filters,
@@ -26,6 +25,8 @@ from rl_eval.integrations.rllib.filters import (
 )
 from rl_eval.integrations.rllib.workers import RolloutWorkers
 from rl_eval.policies.mlp import MLPActor
+from rl_eval.policies.normalization import by_path
+from rl_eval.wrappers import Normalized, frozen
 from tests.refused import refused
 
 
@@ -78,21 +79,21 @@ def test_merging_gives_what_a_single_pass_gives(parts: list[list[float]], shift:
     assert found.count == len(values)
     scale = max(abs(values).max(), 1e-9)
     assert abs(found.mean[0] - mean) <= 1e-12 * scale
-    assert abs(found.m2[0] - m2) <= 1e-12 * max(m2, scale**2)
+    if len(values) > 1:
+        assert abs(found.var[0] * (len(values) - 1) - m2) <= 1e-12 * max(m2, scale**2)
 
 
 def test_a_filter_normalizes_by_mean_and_sample_deviation() -> None:
-    """In the dtype of the observations, Boxes alone, the same for a row wherever it stands."""
+    """In float32, the same for a row wherever it stands."""
     values = np.random.default_rng(0).normal(7, 3, (50, 2))
-    one = MeanStdFilter({"x": Moments.of(values)})
-    batch = {"x": values.astype(np.float32), "k": np.arange(50)}
-    got = one(batch)
+    one = by_path(**frozen(MeanStdFilter({"x": Moments.of(values)})))["x"]
+    got = one(values.astype(np.float32))
     due = (values.astype(np.float32) - values.mean(0)) / (values.std(0, ddof=1) + 1e-8)
-    assert got["x"].dtype == np.float32
-    assert np.allclose(got["x"], due, atol=1e-6)
-    assert got["k"] is batch["k"]
-    assert one({"x": batch["x"][7:8]})["x"].tobytes() == got["x"][7:8].tobytes()
-    image = MeanStdFilter.of(np.full((2, 2), 100), np.full((2, 2), 50))(np.full((1, 2, 2), 200, np.uint8))
+    assert got.dtype == np.float32
+    assert np.allclose(got, due, atol=1e-6)
+    assert one(values.astype(np.float32)[7:8]).tobytes() == got[7:8].tobytes()
+    grey = by_path(**frozen(MeanStdFilter.of(np.full((2, 2), 100), np.full((2, 2), 50))))[""]
+    image = grey(np.full((1, 2, 2), 200, np.uint8))
     assert image.dtype == np.float32
     assert np.allclose(image, 2)
 
@@ -118,7 +119,7 @@ def test_a_warm_up_collects_what_a_plain_loop_sees() -> None:
     due, found = reference(20, 12), first.moments["x"]
     assert found.count == due.count
     assert np.allclose(found.mean, due.mean, rtol=1e-12, atol=0)
-    assert np.allclose(found.std, due.std, rtol=1e-12, atol=0)
+    assert np.allclose(found.var, due.var, rtol=1e-12, atol=0)
     assert others == [first, first]
 
 
@@ -127,7 +128,7 @@ def test_a_warm_up_collects_what_a_plain_loop_sees() -> None:
 
 def test_a_filter_is_part_of_what_is_evaluated() -> None:
     """It changes actions and the digest of the weights, and no evaluation moves it."""
-    with EvalRunnerGroup(config(), Filtered(sign, of(0.0)), threaded=False) as group:
+    with EvalRunnerGroup(config(), Normalized(sign, **frozen(of(0.0))), threaded=False) as group:
         workers = RolloutWorkers(group)
         up, low = group.evaluate(), workers.get_filters()
         assert low == {"default_policy": of(0.0)}
@@ -152,8 +153,8 @@ def test_a_filter_is_part_of_what_is_evaluated() -> None:
 def test_statistics_that_do_not_fit_are_refused(wrong: MeanStdFilter, at_start: str, on_the_way: str) -> None:
     """A wrong shape or path, at the start and on the way to runners, which keep their filters."""
     with refused(WeightsError, at_start):
-        evaluate(config(), Filtered(sign, wrong))
-    with EvalRunnerGroup(config(), Filtered(sign, of(0.0)), threaded=False) as group:
+        evaluate(config(), Normalized(sign, **frozen(wrong)))
+    with EvalRunnerGroup(config(), Normalized(sign, **frozen(of(0.0))), threaded=False) as group:
         workers = RolloutWorkers(group)
         with refused(WeightsError, on_the_way):
             workers.sync_filters({"default_policy": wrong})
@@ -167,15 +168,15 @@ def test_weights_and_filter_travel_together() -> None:
     cartpole = EvalConfig().environment("CartPole-v1").evaluation(num_episodes=4, determinism_check=0)
     module, other = MLPActor(4, 2, hidden=(8,)), MLPActor(4, 2, hidden=(8,))
     one, two = (MeanStdFilter.of(np.zeros(4), np.full(4, std)) for std in (0.1, 0.2))
-    with EvalRunnerGroup(cartpole, Filtered(module, one), threaded=False) as group:
+    with EvalRunnerGroup(cartpole, Normalized(module, **frozen(one)), threaded=False) as group:
         workers = RolloutWorkers(group)
         workers.sync_filters({"default_policy": two})
         (head,) = workers.for_policy(lambda policy: policy.module.head.weight.clone())  # type: ignore[attr-defined]
         assert torch.equal(head, module.head.weight)
-        group.sync_weights(Filtered(other, one))
+        group.sync_weights(Normalized(other, **frozen(one)))
         assert workers.get_filters() == {"default_policy": one}
         digest = group.evaluate().provenance["weights"]["digest"]
-    assert evaluate(cartpole, Filtered(other, one)).provenance["weights"]["digest"] == digest
+    assert evaluate(cartpole, Normalized(other, **frozen(one))).provenance["weights"]["digest"] == digest
 
 
 def test_filters_are_saved_and_named_in_a_config(tmp_path: Any) -> None:
@@ -184,9 +185,8 @@ def test_filters_are_saved_and_named_in_a_config(tmp_path: Any) -> None:
     filters = warm_up_filters(config(), sign, 5)
     save_filters(filters, path)
     assert load_filters(path) == filters
-    due = evaluate(config(), Filtered(sign, filters["default_policy"]))
-    kwargs = {"policy": f"{__name__}:sign", "statistics": str(path)}
-    named = config().policy("rl_eval.integrations.rllib.filters:Filtered", policy_kwargs=kwargs)
+    due = evaluate(config(), Normalized(sign, **frozen(filters["default_policy"])))
+    named = config().policy(f"{__name__}:sign", normalizer=path)
     result = evaluate(named)
     assert [one.episode_return for one in result.episodes] == [one.episode_return for one in due.episodes]
     assert replay(result, 3, config=named).identical

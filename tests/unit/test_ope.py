@@ -21,7 +21,6 @@ from benchmarks.off_policy import TabularPolicy, random_world
 from rl_eval import EvalConfig
 from rl_eval.cli.exits import ExitCode
 from rl_eval.errors import ConfigError, PolicyError, UsageError
-from rl_eval.integrations.rllib.filters import FilteredPolicy
 from rl_eval.ope import ActionValues, LoggedEpisodes, estimate, load_episodes
 from rl_eval.ope.data import _UNPACKED, places_of
 from rl_eval.ope.estimators import (
@@ -39,6 +38,7 @@ from rl_eval.ope.target import check_unchanged_actions, target_log_probs, target
 from rl_eval.policies import CallablePolicy
 from rl_eval.policies.module import ModulePolicy
 from rl_eval.policies.noise import EpisodeNoise
+from rl_eval.policies.normalization import NormalizedPolicy
 from tests.refused import refused
 from tests.unit.cli_world import call, make_folder, printed
 from tests.unit.pages_world import blocks, pages
@@ -513,14 +513,14 @@ def test_a_module_tells_of_any_action_what_it_tells_when_it_draws_it(space, outp
                 fixed.log_prob(observations, np.full_like(actions, 9))
 
 
-def test_a_filter_before_the_target_policy_is_part_of_it():
-    """Its log-probabilities are those that the policy gives to filtered observations."""
+def test_a_normalizer_before_the_target_policy_is_part_of_it():
+    """Its log-probabilities are those that the policy gives to normalized observations."""
     policy = TabularPolicy(np.array([[0.9, 0.1], [0.2, 0.8]]))
-    module = SimpleNamespace(filter=lambda observations: 1 - observations)
-    turned = FilteredPolicy(policy, module)
+    statistics = {"": lambda observations: 1 - observations}
+    turned = NormalizedPolicy(policy, lambda: statistics)
     observations, actions = np.array([0, 1, 1]), np.array([0, 0, 1])
     assert np.array_equal(turned.log_prob(observations, actions), policy.log_prob(1 - observations, actions))
-    assert not hasattr(FilteredPolicy(CallablePolicy(abs), module), "log_prob")
+    assert not hasattr(NormalizedPolicy(CallablePolicy(abs), dict), "log_prob")
 
 
 def test_a_policy_without_log_probabilities_is_refused():

@@ -12,9 +12,10 @@ import pytest
 from rl_eval import EvalConfig, EvalRunner, EvalRunnerGroup, VectorEvalRunner
 from rl_eval.errors import ConfigError, EvalError, WeightsError
 from rl_eval.execution.group import GroupCallbacks
-from rl_eval.integrations.rllib.filters import Filtered, MeanStdFilter
+from rl_eval.integrations.rllib.filters import MeanStdFilter
 from rl_eval.integrations.rllib.workers import RolloutWorkers
 from rl_eval.policies.mlp import MLPActor
+from rl_eval.wrappers import Normalized, frozen
 from tests.refused import refused
 
 
@@ -46,7 +47,7 @@ def test_the_base_class_has_the_names_of_an_env_runner() -> None:
 
 def test_functions_are_called_with_every_environment_and_policy() -> None:
     """Results are by runner; a policy comes without its filter."""
-    policy = Filtered(lean, MeanStdFilter.of(np.zeros(4), np.ones(4)))
+    policy = Normalized(lean, **frozen(MeanStdFilter.of(np.zeros(4), np.ones(4))))
     with EvalRunnerGroup(config(num_envs_per_runner=3), policy, threaded=False) as group:
         workers = RolloutWorkers(group)
         assert workers.foreach_env(lambda env: env.spec.id) == [["CartPole-v1"]]
@@ -63,7 +64,7 @@ def test_a_group_is_saved_and_restored(tmp_path: Any) -> None:
     from safetensors.torch import load_file
 
     path = tmp_path / "group.safetensors"
-    one, two = (Filtered(MLPActor(4, 2), MeanStdFilter.of(np.zeros(4), np.full(4, std))) for std in (0.1, 0.2))
+    one, two = (Normalized(MLPActor(4, 2), mean=np.zeros(4), var=np.full(4, var)) for var in (0.01, 0.04))
     with EvalRunnerGroup(config(), one, threaded=False) as group:
         group.sync_weights(two, version=41)
         due = group.evaluate()

@@ -15,7 +15,8 @@ from rl_eval.atomic_write import write_atomically
 from rl_eval.errors import ConfigError, EvalError, WeightsError, nearest
 from rl_eval.errors.other_names import no_attribute
 from rl_eval.execution.group import EvalRunnerGroup
-from rl_eval.integrations.rllib.filters import FilteredPolicy, MeanStdFilter
+from rl_eval.integrations.rllib.filters import MeanStdFilter, Moments
+from rl_eval.policies.normalization import NormalizedPolicy, Statistics, by_path
 from rl_eval.policies.subject import DEFAULT_POLICY
 from rl_eval.protocols import Policy
 from rl_eval.runners import EvalRunner
@@ -99,10 +100,12 @@ class RolloutWorkers:
             WeightsError: A named policy has no filter, or the new filter does not fit the policy's observations.
                 Then all runners keep their old filters.
         """
+        from rl_eval.policies.normalized import tensors_of
+
         weights = self.get_weights()
         for name, one in filters.items():
             prefix = "" if name == DEFAULT_POLICY else f"{name}."
-            weights |= {prefix + key: tensor for key, tensor in one.tensors().items()}
+            weights |= {prefix + key: tensor for key, tensor in tensors_of(by_path(**one.frozen())).items()}
         return self._group.sync_weights(weights, version)
 
     def get_weights(self, policies: Collection[str] | None = None) -> dict[str, Any]:
@@ -208,11 +211,20 @@ def _policy(runner: EvalRunner, name: str) -> Policy:
 
 
 def _bare(policy: Policy) -> Policy:
-    return policy.policy if isinstance(policy, FilteredPolicy) else policy
+    return policy.policy if isinstance(policy, NormalizedPolicy) else policy
 
 
 def _filters(runner: EvalRunner) -> dict[str, MeanStdFilter]:
-    return {name: one.module.filter for name, one in _policies(runner).items() if isinstance(one, FilteredPolicy)}
+    policies = _policies(runner).items()
+    found = {name: _filter_of(one.statistics()) for name, one in policies if isinstance(one, NormalizedPolicy)}
+    return {name: one for name, one in found.items() if one.moments}
+
+
+def _filter_of(statistics: Mapping[str, Statistics]) -> MeanStdFilter:
+    parts = {path: (one.count, one.mean.copy(), one.var.copy()) for path, one in statistics.items()}
+    return MeanStdFilter(
+        {path: Moments(int(count), mean, var) for path, (count, mean, var) in parts.items() if count is not None}
+    )
 
 
 def _weights(runner: EvalRunner, policies: Collection[str] | None = None) -> dict[str, Any]:

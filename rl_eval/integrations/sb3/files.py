@@ -9,25 +9,21 @@ from __future__ import annotations
 import base64
 import errno
 import functools
-import io
 import logging
-import pickle
-import pickletools
 import re
 import zipfile
 from collections.abc import Collection, Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from typing_extensions import override
 
 from rl_eval.bounded_read import FEW_MB, BoundedFile, read_entry
 from rl_eval.config.model_files import ModelFile, described
 from rl_eval.config.policy_sources import PolicyScheme, PolicySource, absolute, path_in
 from rl_eval.errors import ConfigError
+from rl_eval.integrations.pickled_arrays import inert
 from rl_eval.records.plain import parse_json
 
 _logger: Final = logging.getLogger(__name__)
@@ -44,10 +40,6 @@ _LAST: Final = "_last_obs"
 _ORIGINAL: Final = "_last_original_obs"
 _REPLAY_BUFFER: Final = "buffer_size"
 """Attribute that only algorithms with a replay buffer have."""
-_ARRAYS: Final = ("_frombuffer", "dtype", "scalar")
-"""Names of NumPy that a pickle of an array refers to, and that take no more memory than the pickle."""
-_MOST_STEPS: Final = 100_000
-"""Maximum number of instructions in a pickle. Each byte can be one, and create an object."""
 _NUMBERS: Final = "biuf"
 """Kinds of dtypes of observations that can be compared."""
 _ROUNDING: Final = 1e-4
@@ -276,32 +268,11 @@ def _read(value: Any) -> Any:
     if value is None:
         return None
     try:
-        pickled = base64.b64decode(value[":serialized:"])
-        if next(islice(pickletools.genops(pickled), _MOST_STEPS, None), None) is None:
-            return _Arrays(io.BytesIO(pickled)).load()
+        return inert(base64.b64decode(value[":serialized:"]))
+    except OSError:
+        raise
     except Exception:
         return {}
-    raise OSError(errno.EFBIG, f"a pickle has more than {_MOST_STEPS:,} instructions")
-
-
-class _Inert:
-    """Replacement for an object that is not an array. It has the object's attributes, but not its methods."""
-
-
-class _Arrays(pickle.Unpickler):
-    """Unpickler that builds arrays, and replacements for all other objects."""
-
-    @override
-    def find_class(self, module: str, name: str) -> Any:
-        """Return a class or function of NumPy for arrays, or a replacement."""
-        if module.partition(".")[0] == "numpy" and name in _ARRAYS:
-            return super().find_class(module, name)
-        return {"_reconstruct": _empty, "bytearray": bytearray, "OrderedDict": dict}.get(name, _Inert)
-
-
-def _empty(*_: Any) -> npt.NDArray[Any]:
-    """Return an array that the pickle then fills. A pickle of an array also asks for an empty one."""
-    return np.zeros(0)
 
 
 SCHEMES: Final = {"sb3": PolicyScheme("sb3:PATH", _source, _recognises, suffix=".zip")}

@@ -1,0 +1,92 @@
+"""Statistics of rsl_rl's, skrl's and rl_games' normalizers, and of their checkpoints, give the library's numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl_eval.errors import ConfigError
+from rl_eval.policies.normalization import by_path
+from rl_eval.wrappers import frozen
+from tests.integrations.test_normalizers import same
+from tests.refused import refused
+from tests.unit.test_normalized import ROWS
+
+torch = pytest.importorskip("torch")
+
+SEEN = torch.from_numpy(ROWS[:300].astype(np.float32)) * 1.3 + 0.2
+ROWS_32 = ROWS.astype(np.float32)
+
+
+def saved(path: Path, content: Any) -> Path:
+    torch.save(content, path)
+    return path
+
+
+def test_statistics_of_rsl_rl(tmp_path: Path) -> None:
+    """Of the normalizer, and of checkpoints of versions 5, 3 and 2, which also have those of the critic."""
+    normalization = pytest.importorskip("rsl_rl.modules.normalization")
+    actor, critic = (normalization.EmpiricalNormalization(3) for _ in range(2))
+    with refused(ConfigError, "policy.normalizer"):
+        frozen(actor)
+    actor.update(SEEN)
+    critic.update(SEEN * 2)
+    of_actor, of_critic = ({f"obs_normalizer.{k}": v for k, v in one.state_dict().items()} for one in (actor, critic))
+    five = {"actor_state_dict": of_actor, "critic_state_dict": of_critic}
+    three = {
+        f"{name}_{key}": value
+        for name, one in (("actor", of_actor), ("critic", of_critic))
+        for key, value in one.items()
+    }
+    two = {"obs_norm_state_dict": actor.state_dict(), "privileged_obs_norm_state_dict": critic.state_dict()}
+    files = [saved(tmp_path / f"{at}.pt", one) for at, one in enumerate((five, {"model_state_dict": three}, two))]
+    same((actor, *files), ROWS_32, actor.eval()(torch.from_numpy(ROWS_32)))
+    own = normalization.EmpiricalNormalization(3, eps=0.5)
+    own.update(SEEN)
+    same((own,), ROWS_32, own.eval()(torch.from_numpy(ROWS_32)))
+
+
+def test_statistics_of_skrl(tmp_path: Path) -> None:
+    """Of the normalizer, and of checkpoints with those of a state and of the value, and of versions before 2."""
+    preprocessors = pytest.importorskip("skrl.resources.preprocessors.torch")
+    observation, state, value = (preprocessors.RunningStandardScaler(size) for size in (3, 3, 1))
+    for at, (one, seen) in enumerate(((observation, SEEN), (state, SEEN * 2), (value, SEEN[:, :1]))):
+        one(seen + at, train=True)
+    agent = {"observation_preprocessor": observation, "state_preprocessor": state, "value_preprocessor": value}
+    states = {name: one.state_dict() for name, one in agent.items()}
+    former = {
+        "state_preprocessor": states["observation_preprocessor"],
+        "value_preprocessor": states["value_preprocessor"],
+    }
+    files = [saved(tmp_path / f"{at}.pt", one) for at, one in enumerate((states, former))]
+    same((observation, *files), ROWS_32, observation(torch.from_numpy(ROWS_32)))
+    own = preprocessors.RunningStandardScaler(3, epsilon=1e-3, clip_threshold=2.0)
+    own(SEEN, train=True)
+    same((own,), ROWS_32, own(torch.from_numpy(ROWS_32)))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_statistics_of_rl_games(tmp_path: Path) -> None:
+    """Of the normalizer, also in TorchScript, of a checkpoint, and by key."""
+    module = pytest.importorskip("rl_games.algos_torch.running_mean_std")
+    plain, script, value = (
+        module.RunningMeanStd((3,)),
+        torch.jit.script(module.RunningMeanStd((3,))),
+        module.RunningMeanStd((1,)),
+    )
+    plain(SEEN), script(SEEN), value(SEEN[:, :1])
+    held = {"running_mean_std": plain, "value_mean_std": value}
+    model = {f"{name}.{key}": tensor for name, one in held.items() for key, tensor in one.state_dict().items()}
+    file = saved(tmp_path / "model.pth", {"model": model, "epoch": 3, "last_mean_rewards": -1.0})
+    due = plain.eval()(torch.from_numpy(ROWS_32))
+    same((plain, script, file), ROWS_32, due)
+    parts = module.RunningMeanStdObs({"a": (3,), "b": (2,)})
+    parts({"a": SEEN, "b": SEEN[:, :2]})
+    model = {f"running_mean_std.{key}": tensor for key, tensor in parts.state_dict().items()}
+    for source in (parts, saved(tmp_path / "parts.pth", {"model": model})):
+        statistics = by_path(**frozen(source))
+        assert statistics.keys() == {"a", "b"}
+        assert statistics["a"](ROWS_32).tobytes() == due.numpy().tobytes()
