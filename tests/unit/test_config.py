@@ -37,6 +37,7 @@ EVERYTHING: dict[str, dict[str, Any]] = {
         "policy_kwargs": {"hidden": [32, 32]},
         "weights": "/data/weights.safetensors",
         "weights_key": "model.actor",
+        "normalizer": "/data/norm.npz",
         "deterministic": False,
         "actions": "unsquash",
         "device": "cuda:0",
