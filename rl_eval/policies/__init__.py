@@ -93,14 +93,7 @@ def _adapted(
     candidate = section.policy if policy is None else policy
     if named := isinstance(candidate, str):
         candidate = _from_factory(section, observation_space, action_space)
-    if inspect.isclass(candidate):
-        problem = f"policy.policy is the class {candidate.__name__}"
-        fix = (
-            "Pass an object of this class, or the name of the class, "
-            f"'{candidate.__module__}:{candidate.__qualname__}', which is "
-            "built with policy.policy_kwargs."
-        )
-        raise ConfigError(problem, key="policy.policy", value=candidate.__name__, fix=fix)
+    _check_built(candidate)
     adapter = integration_for(candidate, "as_policy")
     if adapter is not None and not hasattr(type(candidate), "act"):
         candidate = adapter(candidate, section, observation_space, action_space)
@@ -152,6 +145,17 @@ def _adapted(
         fix = 'If it builds the policy, pass its result or its name, as "module:attr".'
         raise ConfigError(problem, key="policy.policy", value=candidate, fix=fix)
     return CallablePolicy(candidate)
+
+
+def _check_built(candidate: Any) -> None:
+    if inspect.isclass(candidate):
+        problem = f"policy.policy is the class {candidate.__name__}"
+        fix = (
+            "Pass an object of this class, or the name of the class, "
+            f"'{candidate.__module__}:{candidate.__qualname__}', which is "
+            "built with policy.policy_kwargs."
+        )
+        raise ConfigError(problem, key="policy.policy", value=candidate.__name__, fix=fix)
 
 
 def _check_act(policy: Policy) -> None:
