@@ -28,6 +28,7 @@ from rl_eval.errors import ConfigError
 from rl_eval.integrations import d3rlpy as ours
 from rl_eval.policies import adapt_policy
 from rl_eval.weights import snapshot_weights
+from rl_eval.wrappers import LastReward
 
 DISCRETE = ("DQN", "DoubleDQN", "NFQ", "DiscreteBC", "DiscreteBCQ", "DiscreteCQL", "DiscreteSAC")
 CONTINUOUS = ("AWAC", "BC", "CQL", "CalQL", "DDPG", "IQL", "PLAS", "PLASWithPerturbation", "PRDC", "ReBRAC", "SAC")
@@ -143,6 +144,53 @@ def test_what_is_no_policy_of_observations_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         ours.portable(own)
     assert caught.value.value == "Own"
+
+
+class Remembering:
+    """A decision transformer with the former steps of each episode in its state, as its error advises."""
+
+    def __init__(self, algo: Any, target: float) -> None:
+        self.algo, self.target = algo, target
+
+    def initial_state(self, batch_size: int) -> Any:
+        length = self.algo.config.context_size
+        shapes = {"observations": (3,), "actions": (1,), "rewards": (1,), "returns_to_go": (1,), "timesteps": ()}
+        return {name: np.zeros((batch_size, length, *shape), np.float32) for name, shape in shapes.items()}
+
+    def act(self, observations: Any, state: Any, live: Any, noise: Any) -> Any:
+        reward = observations["last_reward"]
+        step = state["timesteps"][:, -1] + 1
+        first = (step == 1)[:, None]
+        rest = np.where(first, self.target, state["returns_to_go"][:, -1]) - reward
+        new = {"observations": observations["observation"], "actions": np.zeros_like(reward), "rewards": reward}
+        new |= {"returns_to_go": rest, "timesteps": step}
+        state = {name: np.concatenate([state[name][:, 1:], new[name][:, None]], 1) for name in state}
+        for row in np.flatnonzero(live):
+            known = {name: part[row, -int(min(step[row], part.shape[1])) :] for name, part in state.items()}
+            known["timesteps"] = known["timesteps"].astype(np.int64)
+            state["actions"][row, -1] = self.algo.predict(algos.TransformerInput(**known))
+        return state["actions"][:, -1].copy(), state
+
+
+def test_the_advice_for_a_decision_transformer_has_the_episodes_of_d3rlpy() -> None:
+    torch.manual_seed(3)
+    algo = algos.DecisionTransformerConfig(context_size=5, num_heads=1, num_layers=1).create()
+    algo.create_impl((3,), 1)
+    limit = {"max_episode_steps": 12}
+    config = EvalConfig().environment("Pendulum-v1", env_kwargs=limit, wrappers=[LastReward])
+    config.evaluation(num_episodes=3)
+    policy = Remembering(algo, -100.0)
+    one, many = (evaluate(config.copy().runners(num_envs_per_runner=slots), policy) for slots in (1, 3))
+    assert one.fingerprint == many.fingerprint
+    env, wrapped = gym.make("Pendulum-v1", **limit), algo.as_stateful_wrapper(target_return=-100.0)
+    for episode in one.episodes:
+        wrapped.reset()
+        observation, _ = env.reset(seed=int(episode.seed))
+        reward, total, over = 0.0, 0.0, False
+        while not over:
+            observation, reward, terminated, truncated, _ = env.step(wrapped.predict(observation, reward))
+            total, over = total + reward, terminated or truncated
+        assert episode.episode_return == pytest.approx(total, rel=1e-4)
 
 
 @pytest.mark.parametrize(

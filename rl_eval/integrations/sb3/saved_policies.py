@@ -75,12 +75,12 @@ def read_policy(file: Path, custom_objects: Mapping[str, Any], spaces: Mapping[s
         try:
             stored[name] = _value(stored[name])
         except Exception as error:
-            problem = f"the {name} in {file.name} cannot be read: {type(error).__name__}: {error}"
+            unread = f"the {name} in {file.name} cannot be read: {type(error).__name__}: {error}"
             if (space := spaces.get(name)) is None:
                 fix = f"{missing_module(error)} To replace it, set {_KEY}.{name}.".strip()
-                raise ConfigError(problem, key=f"{_KEY}.{name}", fix=fix) from error
+                raise ConfigError(unread, key=f"{_KEY}.{name}", fix=fix) from error
             stored[name] = _transposed(space)
-            notes.append(f"{problem}. Instead, the policy uses the {name} of the environment")
+            notes.append(f"the policy has the {name} of the environment, because {unread}")
     advice = f"If the model saw other spaces than those of the environment, set {_KEY}." if notes else ""
     with reading("path", file, _WHAT, advice):
         policy = _build(stored)
@@ -122,7 +122,7 @@ def _of_policy_file(file: Path, given: Mapping[str, Any]) -> Saved:
             rewritten = policy._get_constructor_parameters()  # noqa: SLF001 - ``save`` writes them.
             if rewritten.keys() == arguments.keys() and policy.state_dict().keys() == weights.keys():
                 policy.load_state_dict(weights)
-                note = f"{file.name} does not name the class of its policy. It was read as {type(policy).__name__}"
+                note = f"the policy was read as {type(policy).__name__}, because {file.name} does not name its class"
                 return policy, None, (note,)
     problem = f"{file.name} does not name the class of its policy, which is none of Stable-Baselines3"
     fix = f"Set {_KEY}.policy_class to the MODULE:CLASS of the policy."
