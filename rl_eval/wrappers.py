@@ -182,7 +182,7 @@ def zeros(added: Spaces, *rows: int) -> dict[str, Any]:
 def _reader(info: Mapping[str, Any]) -> Read:
     def read(key: str, space: gym.Space[Any]) -> Any:
         value = info.get(key)
-        return np.reshape(value, (1,)) if value is not None and space is _NUMBER else value
+        return np.float32(value).reshape(1) if value is not None and space is _NUMBER else value
 
     return read
 
