@@ -14,7 +14,7 @@ import cloudpickle
 import gymnasium as gym
 
 from rl_eval.errors import EnvError, EnvFailed, UsageError
-from rl_eval.records.episode import Lease
+from rl_eval.records.episode import EpisodeSpec, Lease
 from rl_eval.runners.environment import wrapped
 from rl_eval.runners.interpreter import Interpreter, Pipe
 from rl_eval.runners.slot_worker import (
@@ -229,9 +229,10 @@ class SlotProcess:
         """Read a reply, as :meth:`_read` does, before the end of a limit."""
         left = max(0.0, end - perf_counter())
         if limit is not None and self.connection is not None and not self.connection.poll(left):
-            doing = "constructor of the environment" if self.started else "start of the environment's process"
+            doing = "first construction or reset" if self.started else "start of the process"
             self.kill()
-            problem = f"the {doing} took longer than {limit.key}={limit.seconds:g}; the process was terminated"
+            limited = f"{limit.key}={limit.seconds:g}; the process was terminated"
+            problem = f"the {doing} of the environment took longer than {limited}"
             raise EnvError(problem, key=limit.key, value=limit.seconds)
         return self._read(repeats=False)
 
@@ -360,6 +361,16 @@ class SlotEnv:
             BaseException: The constructor raised it.
         """
         self._slot.call(BUILD, self._number, limit=limit)
+
+    def begin(self, spec: EpisodeSpec, limit: CallLimit) -> None:
+        """Begin an episode, and wait for the first observation, which :meth:`reset` returns.
+
+        Raises:
+            EnvError: The limit is over.
+            BaseException: The environment raised it.
+        """
+        arguments = spec.position, spec.seed, 1, spec.reset_arguments
+        self.reply = SlotReply(0, BEGIN, self._slot.call(BEGIN, self._number, *arguments, limit=limit))
 
     def ask_reset(self, lease: Lease) -> None:
         """Send the reset of an attempt. The process first builds the environment, if it is not built yet."""

@@ -14,13 +14,14 @@ from typing_extensions import override
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import EnvError, EpisodeTimeout
 from rl_eval.policies.inference.inference import RowInference
-from rl_eval.records.episode import Lease, Phase, RunReport
+from rl_eval.records.episode import EpisodeSpec, Lease, Phase, RunReport
 from rl_eval.runners.base import EvalRunner
 from rl_eval.runners.facts import RunnerFacts
 from rl_eval.runners.interpreter import interpreter_of, is_ours
 from rl_eval.runners.lane import Lane
 from rl_eval.runners.slot_process import CallLimit, SlotEnv, SlotProcess, slot_env_of, value_of
 from rl_eval.runners.slot_worker import BEGIN, CONSTRUCT
+from rl_eval.runners.values import read_reset
 
 _LEAST_WAIT_S: Final = 0.05
 """Seconds that a call may wait for its first reply, even if its budget is smaller."""
@@ -66,6 +67,15 @@ class SubprocessEvalRunner(EvalRunner):
         except BaseException:
             self._end_processes()
             raise
+
+    @override
+    def _first_observations(self, specs: Sequence[EpisodeSpec]) -> list[Any]:
+        env: Any = self.slots[0].env
+        found = []
+        for spec in specs:
+            slot_env_of(env).begin(spec, _constructor_limit(self.settings))
+            found.append(read_reset(env.reset(**spec.reset_arguments)))
+        return found
 
     # ------------------------------------------------------------------ the loop
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -141,6 +143,29 @@ def test_the_instruction_of_an_episode_reaches_the_policy(layout: str, by_hand: 
         assert rows == by_hand([seed for seed, _, _ in rows])
     assert result.determinism.passed
     assert not result.notes or layout.startswith(("batched", "restarts"))
+
+
+class Hangs(Obeys):
+    """Never returns from its first reset."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        time.sleep(3600)
+
+
+@pytest.mark.process
+def test_a_first_reset_that_hangs_ends_with_its_process() -> None:
+    made = config(Hangs, runner="subprocess").fault_tolerance(reset_timeout_s=1, max_attempts_per_episode=1)
+    with refused(EnvError, "environment.env"):
+        evaluate(made)
+
+
+@pytest.mark.process
+def test_another_interpreter_sends_texts_and_gets_its_wrappers() -> None:
+    tells = {"wrapper": "rl_eval.wrappers:InfoKeys", "keys": {"task": Obeys.instruction}}
+    for env, wrappers in ((Obeys, ()), (InInfo, (tells,))):
+        here = config(f"{__name__}:{env.__name__}").environment(wrappers=wrappers).evaluation(num_episodes=2)
+        there = here.copy().environment(python=sys.executable).runners(runner="subprocess", num_envs_per_runner=1)
+        assert returns(evaluate(there)) == returns(evaluate(here))
 
 
 def test_the_texts_of_the_probe_do_not_depend_on_the_plan() -> None:
