@@ -293,9 +293,16 @@ def read_tensors(path: Path, inside: bytes | None = None) -> Any:
             raise OSError(errno.EINVAL, "its entries are compressed, which torch.save does not do", str(path))
     import torch
 
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), torch.serialization.safe_globals(_numpy_scalars()):
         warnings.simplefilter("ignore")  # We raise an error instead of torch's warning.
         return torch.load(path if inside is None else BytesIO(inside), map_location="cpu", weights_only=True)
+
+
+def _numpy_scalars() -> list[Any]:
+    """Return the functions and classes that a pickle of a NumPy scalar names. Checkpoints contain such scores."""
+    scalar: Any = np.float32().__reduce__()[0]
+    kinds = {type(np.dtype(code)) for code in np.typecodes["AllInteger"] + np.typecodes["AllFloat"] + "?"}
+    return [(scalar, f"numpy.{package}.multiarray.scalar") for package in ("core", "_core")] + [np.dtype, *kinds]
 
 
 def _explain_unreadable(path: Path, error: Exception) -> tuple[str, str]:

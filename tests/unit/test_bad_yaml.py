@@ -9,6 +9,7 @@ import pytest
 
 from rl_eval import EvalConfig
 from rl_eval.cli.exits import ExitCode
+from rl_eval.config.builder import compose_yaml
 from rl_eval.errors import ConfigError
 from rl_eval.suites.definition import SuiteDefinition
 from tests.refused import refused
@@ -91,3 +92,16 @@ def test_a_config_of_many_conditions_is_read(tmp_path: Path) -> None:
     rows = "".join(f"    - {{id: c{number}, gravity: {number}.5}}\n" for number in range(5000))
     (tmp_path / "c.yaml").write_text(f"{GAME}evaluation:\n  conditions:\n{rows}")
     assert len(EvalConfig.from_yaml(tmp_path / "c.yaml").to_dict()["evaluation"]["conditions"]) == 5000
+
+
+def test_only_training_configurations_have_tuples() -> None:
+    """Other tags of Python are an error everywhere, and run nothing."""
+    text = "betas: !!python/tuple [0.9, !!python/tuple [1, 2]]\n"
+    assert compose_yaml(text, Path("x.yaml"), tuples=True)[0] == {"betas": (0.9, (1, 2))}
+    with refused(ConfigError, "x.yaml"):
+        compose_yaml(text, Path("x.yaml"))
+    for tag in ("object/apply:os.system [ls]", "name:os.system", "module:os", "object:os.x {}", "tuple x"):
+        with refused(ConfigError, "x.yaml"):
+            compose_yaml(f"a: !!python/{tag}\n", Path("x.yaml"), tuples=True)
+    with refused(ConfigError, "x.yaml"):
+        compose_yaml("? !!python/tuple [1, [2]]\n: 3\n", Path("x.yaml"), tuples=True)

@@ -813,6 +813,17 @@ class _Writes:
         return int, ()
 
 
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.int64, np.uint8, np.bool_])
+def test_a_checkpoint_may_contain_numpy_scalars(tmp_path: Path, kind: type[np.generic]) -> None:
+    """They are not code. An array of objects is refused, since its pickle could name anything."""
+    weights = nn.Linear(2, 1).state_dict()
+    torch.save({"model": weights, "score": kind(1)}, tmp_path / "checkpoint.pt")
+    assert load_weights_file(tmp_path / "checkpoint.pt", "model").keys() == weights.keys()
+    torch.save({"model": weights, "score": np.array([Path()], object)}, tmp_path / "checkpoint.pt")
+    with refused(ConfigError, "policy.weights"):
+        load_weights_file(tmp_path / "checkpoint.pt", "model")
+
+
 def test_weights_that_change_while_they_are_copied_are_noticed() -> None:
     """They are copied again a few times, since training steps have pauses."""
     assert snapshot_weights(Written(1), 1).entries
