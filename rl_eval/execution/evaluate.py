@@ -225,8 +225,9 @@ def _is_environment(given: Any) -> bool:
         return given.rpartition(":")[2] in gym.registry
     if isinstance(given, type):
         return issubclass(given, gym.Env)
-    # Policies and algorithms may have reset and step, too.
-    return is_environment_object(given) and (hasattr(given, "action_space") or hasattr(given, "action_spec"))
+    # Policies and algorithms may have some of these, too.
+    spaces = hasattr(given, "action_space") or hasattr(given, "action_spec")
+    return is_environment_object(given) and spaces and hasattr(given, "step")
 
 
 def _like(env: Any, policy: Any) -> tuple[EvalConfig, Any]:
