@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, NoReturn, final
@@ -9,6 +10,7 @@ from typing import Any, Final, NoReturn, final
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.distributions import Distribution
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
@@ -16,20 +18,41 @@ from rl_eval.errors import ConfigError
 from rl_eval.policies.sampling import categorical
 from rl_eval.protocols import NoiseSource
 
-
-def _refuse(name: str, *args: Any, **kwargs: Any) -> NoReturn:
-    problem = f"the policy samples with torch's {name}, which cannot use the episode's own noise"
-    fix = "Sample from categorical, Bernoulli, normal or uniform distributions, or set policy.deterministic to True."
-    raise ConfigError(problem, key="policy.deterministic", value=False, fix=fix)
+_PLAIN: Final = "return the actions from the policy, such as the mean of the distribution, instead of sampling them."
+_AROUND: Final = ("Independent", "MixtureSameFamily", "TransformedDistribution")
+"""Distributions of distributions."""
 
 
-_FUNCTIONS: Final = ("_sample_dirichlet", "_standard_gamma", "binomial", "poisson", "randint", "randperm")
+def _refuse(name: str, deterministic: bool, *args: Any, **kwargs: Any) -> NoReturn:
+    needed = "its most likely value is unknown" if deterministic else "it cannot use the episode's own noise"
+    problem = f"the policy samples from {_sampled(name)}, but {needed}"
+    fix = f"Use a categorical, Bernoulli, normal, uniform, Beta, Dirichlet or Gamma distribution, or {_PLAIN}"
+    raise ConfigError(problem, key="policy.deterministic", value=deterministic, fix=fix)
+
+
+def _sampled(function: str) -> str:
+    """Return the name of the distribution that calls a function of torch, or that of the function."""
+    name, frame = f"torch's {function}", inspect.currentframe()
+    while frame is not None and (frame := frame.f_back) is not None:
+        owner = type(frame.f_locals.get("self"))
+        if issubclass(owner, Distribution) and owner.__name__ not in _AROUND:
+            name = f"the distribution {owner.__name__}"
+    return name
+
+
+_DIRICHLET: Final[Any] = torch._sample_dirichlet  # noqa: SLF001 - called by distributions
+_GAMMA: Final[Any] = torch._standard_gamma  # noqa: SLF001
+_FUNCTIONS: Final = ("binomial", "poisson", "randint", "randperm")
 _LIKE: Final = ("rand_like", "randint_like", "randn_like")
 _IN_PLACE: Final = ("bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "random_")
-_REFUSED: Final[Mapping[Any, Callable[..., NoReturn]]] = {
-    **{getattr(torch, name): partial(_refuse, name) for name in (*_FUNCTIONS, *_LIKE)},
-    **{getattr(torch.Tensor, name): partial(_refuse, name) for name in _IN_PLACE},
+_REFUSED: Final[Mapping[bool, Mapping[Any, Callable[..., NoReturn]]]] = {
+    deterministic: {
+        **{getattr(torch, name): partial(_refuse, name, deterministic) for name in (*_FUNCTIONS, *_LIKE)},
+        **{getattr(torch.Tensor, name): partial(_refuse, name, deterministic) for name in _IN_PLACE},
+    }
+    for deterministic in (False, True)
 }
+"""Replacements of functions that cannot be replaced, for sampling and for most likely values."""
 
 
 @final
@@ -37,8 +60,8 @@ class EpisodeDraws(TorchFunctionMode):
     """Context in which torch's distributions draw with the noise of each episode, for a batch of episodes.
 
     In this thread, it replaces the functions that ``sample`` and ``rsample`` call to draw categorical, Bernoulli,
-    normal and uniform numbers. Other functions that would use torch's generator, such as those of gamma distributions,
-    raise an error.
+    normal, uniform, Beta, Dirichlet and Gamma numbers. Other functions that would use torch's generator, such as those
+    of exponential distributions, raise an error that names the distribution.
 
     Args:
         live: Mask of lanes that run an episode, shape (batch,).
@@ -50,7 +73,9 @@ class EpisodeDraws(TorchFunctionMode):
         self._live = live
         self._noise = noise
         self._instead: Mapping[Any, Callable[..., torch.Tensor]] = {
-            **_REFUSED,
+            **_REFUSED[noise is None],
+            _DIRICHLET: self._dirichlet,
+            _GAMMA: self._gamma,
             torch.multinomial: self._multinomial,
             torch.normal: self._normal,
             torch.Tensor.normal_: self._refill,
@@ -114,6 +139,48 @@ class EpisodeDraws(TorchFunctionMode):
         numbers = torch.from_numpy(self._noise.uniform(self._rows(probabilities)[0].numel()))
         return (numbers.reshape(probabilities.shape).to(probabilities.device) < probabilities).to(probabilities.dtype)
 
+    def _gamma(self, concentration: torch.Tensor, generator: Any = None) -> torch.Tensor:
+        if self._noise is None:
+            return self._inside(concentration > 1, concentration - 1, concentration)
+        from scipy.special import gammaincinv
+
+        return self._inverse(gammaincinv, concentration)
+
+    def _dirichlet(self, concentration: torch.Tensor, generator: Any = None) -> torch.Tensor:
+        """Draw from a Dirichlet distribution; torch's Beta distribution is one with two parts."""
+        total, parts = concentration.sum(-1, keepdim=True), concentration.shape[-1]
+        if self._noise is None:
+            inside = (concentration > 1).all(-1, keepdim=True).expand_as(concentration)
+            return self._inside(inside, (concentration - 1) / (total - parts), concentration / total)
+        if parts > 2:
+            drawn = self._gamma(concentration)
+            return drawn / drawn.sum(-1, keepdim=True)
+        from scipy.special import betaincinv
+
+        first = self._inverse(betaincinv, concentration[..., :1], concentration[..., 1:])
+        return torch.cat((first, 1 - first), -1)
+
+    def _inverse(self, inverse: Any, *parameters: torch.Tensor) -> torch.Tensor:
+        """Draw by the inverse of a cumulative distribution function."""
+        assert self._noise is not None
+        numbers = self._noise.uniform(self._rows(parameters[0])[0].numel()).reshape(parameters[0].shape)
+        drawn = inverse(*(one.numpy(force=True).astype(np.float64) for one in parameters), numbers)
+        return torch.from_numpy(drawn).to(parameters[0])
+
+    def _inside(self, inside: torch.Tensor, mode: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+        """Return modes. Rows without an episode get a mean if their mode lies on the edge of the distribution.
+
+        Raises:
+            ConfigError: The mode of a row with an episode lies on the edge.
+        """
+        if not self._rows(inside)[torch.from_numpy(self._live).to(inside.device)].all():
+            problem = (
+                f"the mode of {_sampled('samplers')} is on the edge of its values, because a parameter is at most 1"
+            )
+            fix = f"Set policy.deterministic to False, or {_PLAIN}"
+            raise ConfigError(problem, key="policy.deterministic", value=True, fix=fix)
+        return torch.where(inside, mode, mean)
+
     def _rows(self, numbers: torch.Tensor) -> torch.Tensor:
         """Return numbers reshaped to (batch, parts, last dimension), with one row per episode."""
         batch = len(self._live)
@@ -125,4 +192,4 @@ class EpisodeDraws(TorchFunctionMode):
             raise ConfigError(
                 problem, key="policy", value=tuple(numbers.shape), fix="Draw separate numbers for each row."
             )
-        return numbers.reshape(batch, -1, numbers.shape[-1])
+        return numbers.reshape(batch, -1, numbers.shape[-1] if numbers.ndim > 1 else 1)

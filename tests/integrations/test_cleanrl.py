@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributions.categorical import Categorical
 from torch.distributions.normal import Normal
 
-from rl_eval import evaluate
+from rl_eval import EvalConfig, evaluate
 from rl_eval.errors import ConfigError
 from rl_eval.integrations.cleanrl import AgentPolicy, load_agent
 from rl_eval.integrations.torch_draws import EpisodeDraws
@@ -305,3 +305,40 @@ def test_normal_and_uniform_draws_in_any_form_use_the_episodes_noise():
         assert numbers.shape == (3, 2)
         assert len(numbers.unique()) == 6
     assert drawn[0].abs().max() < 1
+
+
+class BetaAgent(torch.nn.Module):
+    """Agent of Pendulum whose actions have a Beta distribution, as many PPO agents of bounded spaces."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = torch.nn.Linear(3, 2)
+
+    def parameters_of(self, seen):
+        return 1 + torch.nn.functional.softplus(4 * self.net(seen)).split(1, -1)[0], 2.0 + 0 * seen[:, :1]
+
+    def get_action_and_value(self, seen, action=None):
+        made = torch.distributions.Independent(torch.distributions.Beta(*self.parameters_of(seen)), 1)
+        action = made.sample() if action is None else action
+        return 4 * action - 2, made.log_prob(action), None, None
+
+
+def test_an_agent_with_a_beta_distribution_acts_by_its_mode_and_by_the_episodes_noise():
+    """Its episodes are those of its mode, and when sampled the same in all layouts."""
+    agent = BetaAgent()
+
+    def best(observations):
+        with torch.no_grad():
+            one, other = agent.parameters_of(torch.from_numpy(observations))
+        return (4 * (one - 1) / (one + other - 2) - 2).numpy()
+
+    config = EvalConfig().environment("Pendulum-v1").evaluation(num_episodes=5)
+    result = evaluate(config, AgentPolicy(agent))
+    np.testing.assert_allclose(result.returns, evaluate(config, best).returns, rtol=1e-4)
+    sampled = [
+        evaluate(config.copy().policy(deterministic=False).runners(num_envs_per_runner=lanes), AgentPolicy(agent))
+        for lanes in (1, 8)
+    ]
+    assert len({one.fingerprint for one in sampled}) == 1
+    assert sampled[0].mean_return != result.mean_return

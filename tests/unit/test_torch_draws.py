@@ -26,6 +26,14 @@ MADE: dict[str, Any] = {
     "squashed": lambda rows: td.TransformedDistribution(td.Normal(MEAN[rows], STD[rows]), [td.TanhTransform()]),
     "uniform": lambda rows: td.Uniform(MEAN[rows], MEAN[rows] + STD[rows]),
     "Laplace": lambda rows: td.Laplace(MEAN[rows], STD[rows]),
+    "a number per row": lambda rows: td.Normal(MEAN[rows, 0], STD[rows, 0]),
+    "Beta": lambda rows: td.Beta(LOGITS[rows].exp(), STD[rows]),
+    "Beta of a number": lambda rows: td.Independent(td.Beta(STD[rows, 0], 3 * STD[rows, 0]), 0),
+    "Gamma": lambda rows: td.Gamma(LOGITS[rows].exp(), 2 * STD[rows]),
+    "Dirichlet": lambda rows: td.Dirichlet(LOGITS[rows].exp()),
+    "mixture": lambda rows: td.MixtureSameFamily(
+        td.Categorical(logits=LOGITS[rows]), td.Independent(td.Normal(MEAN[rows, :, None], 0.2), 1)
+    ),
 }
 
 
@@ -46,7 +54,7 @@ def test_samples_are_of_the_distribution_and_of_the_episode(name: str) -> None:
     error = theirs.std(0) * np.sqrt(1 / len(ours) + 1 / len(theirs))
     assert (abs(ours.mean(0) - theirs.mean(0)) < 5 * error).all()
     np.testing.assert_allclose(ours.std(0), theirs.std(0), rtol=0.1)
-    if ours.ndim > 1 and name != "one-hot":
+    if ours.ndim > 1 and ours.shape[1] > 1 and name not in ("one-hot", "Dirichlet"):
         assert abs(np.corrcoef(ours[:, 0], ours[:, 1])[0, 1]) < 0.06
     assert torch.equal(drawn(name, slice(7, 9)).double(), ours[7:9])
 
@@ -63,13 +71,30 @@ def test_without_noise_a_draw_is_the_most_likely_value() -> None:
         assert (td.Categorical(logits=LOGITS).sample() == 2).all()
         assert torch.equal(td.Normal(MEAN, STD).rsample(), MEAN)
         assert torch.equal(td.Bernoulli(logits=LOGITS).sample(), (LOGITS > 0).float())
+        inside = 1 + LOGITS.exp()
+        for made in (td.Beta(inside, 2 + STD), td.Gamma(inside, STD), td.Dirichlet(inside)):
+            torch.testing.assert_close(made.sample(), made.mode)
+
+
+def test_a_mode_on_the_edge_is_refused() -> None:
+    """There torch gives one, as 1.0 for Beta(0.5, 0.5). A row without an episode is not refused."""
+    half = torch.full((2, 3), 0.5)
+    edges = (td.Beta(half, half), td.Beta(2 * half, 3 + half), td.Gamma(2 * half, half), td.Dirichlet(half))
+    for made in (*edges, td.Independent(td.Beta(half, 3 + half), 1)):
+        with EpisodeDraws(np.array([True, False]), None), pytest.raises(ConfigError) as caught:
+            made.sample()
+        assert (caught.value.key, caught.value.value) == ("policy.deterministic", True)
+        assert (type(made) if type(made) is not td.Independent else td.Beta).__name__ in caught.value.problem
+    half[0] = 2.0
+    with EpisodeDraws(np.array([True, False]), None):
+        assert td.Beta(half, half).sample().isfinite().all()
 
 
 @pytest.mark.parametrize(
     ("draw", "key", "value"),
     [
         (lambda: td.Cauchy(MEAN, STD).sample(), "policy.deterministic", False),
-        (lambda: td.Beta(STD, STD).sample(), "policy.deterministic", False),
+        (lambda: td.Weibull(STD, STD).sample(), "policy.deterministic", False),
         (lambda: torch.randint(3, (ROWS,)), "policy.deterministic", False),
         (lambda: td.Normal(MEAN[:3], STD[:3]).sample(), "policy", "(3, 3)"),
         (lambda: torch.multinomial(STD, 2), "policy", 2),
@@ -79,3 +104,14 @@ def test_what_cannot_be_an_episodes_own_is_refused(draw: Any, key: str, value: A
     noise = EpisodeNoise(np.arange(ROWS), np.zeros(ROWS, np.int64))
     with EpisodeDraws(np.ones(ROWS, bool), noise), refused(ConfigError, key, value=value):
         draw()
+
+
+@pytest.mark.parametrize("noise", [None, EpisodeNoise(np.arange(ROWS), np.zeros(ROWS, np.int64))])
+def test_the_error_names_the_distribution_and_does_not_advise_what_is_set(noise: Any) -> None:
+    for made in (td.Exponential(STD), td.Independent(td.Cauchy(MEAN, STD), 1), td.Weibull(STD, STD)):
+        named = getattr(made, "base_dist", made) if type(made) is td.Independent else made
+        with EpisodeDraws(np.ones(ROWS, bool), noise), pytest.raises(ConfigError) as caught:
+            made.sample()
+        assert type(named).__name__ in caught.value.problem
+        assert caught.value.value is (noise is None)
+        assert "deterministic" not in caught.value.fix
