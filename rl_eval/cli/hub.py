@@ -18,7 +18,7 @@ _FORM: Final = "hf://OWNER/REPO/FILE or hf://OWNER/REPO/FILE@REVISION"
 def on_this_machine(text: str, say: Callable[[str], None]) -> str:
     """Replace ``hf://OWNER/REPO/FILE`` in a text by the path of the downloaded file; return other texts unchanged.
 
-    Normalizers of Stable-Baselines3 are downloaded with the file, because the policy needs them. Without a network, or
+    Normalizers of Stable-Baselines3 and external data of ONNX are downloaded with the file. Without a network, or
     if the server does not answer, cached files are used.
 
     Args:
@@ -63,7 +63,7 @@ def _fetched(text: str, repo: str, path: str, revision: str | None, say: Callabl
         offline = True
     file, beside = glob.escape(path), glob.escape(str(Path(path).parent)).removeprefix(".")
     companions = [f"{beside}/{one.companions}".removeprefix("/") for one in integrations() if one.companions]
-    patterns = [file, f"{file}/*", *companions]
+    patterns = [file, f"{file}/*", f"{file}.data", *companions]  # ONNX models have external data.
     try:
         return Path(snapshot_download(repo, revision=revision, allow_patterns=patterns, local_files_only=offline))
     except Exception as error:

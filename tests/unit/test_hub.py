@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import unquote
 
@@ -21,6 +22,7 @@ from rl_eval.errors import ConfigError
 from rl_eval.results.loading import load
 from tests.refused import refused
 from tests.unit.cli_world import call, make_folder
+from tests.unit.test_onnx_files import model as onnx_model
 from tests.unit.test_policy_source import model
 
 pytest.importorskip("huggingface_hub")
@@ -101,6 +103,8 @@ def hub(tmp_path, monkeypatch):
             "net.safetensors": content_of(agent(1.0), folder / "new.safetensors"),
             "runs/best model.zip": zipped,
             "runs/vec_normalize.pkl": b"statistics",
+            "policy.onnx": onnx_model("policy.onnx.data"),
+            "policy.onnx.data": b"weights",
             "huge.bin": b"0" * 1000,
         },
         REVISIONS["v1"]: {"net.safetensors": content_of(agent(-1.0), folder / "old.safetensors")},
@@ -152,6 +156,13 @@ def test_a_model_brings_the_normalizer_beside_it_and_needs_trust(hub):
     cache = hub.folder / "hf" / "hub" / "models--me--nets" / "snapshots" / REVISIONS["main"] / "runs"
     assert kwargs == {"path": str(cache / "best model.zip"), "vecnormalize": str(cache / "vec_normalize.pkl")}
     assert (cache / "vec_normalize.pkl").read_bytes() == b"statistics"
+
+
+def test_a_model_brings_its_external_data(hub):
+    done = call(*INIT, f"hf://{REPO}/policy.onnx")
+    assert done.exit_code == 0, done.output
+    path = Path(yaml.safe_load((hub.folder / "made.yaml").read_text())["policy"]["policy_kwargs"]["path"])
+    assert (path.parent / "policy.onnx.data").read_bytes() == b"weights"
 
 
 @pytest.mark.parametrize(
