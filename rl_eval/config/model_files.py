@@ -27,6 +27,7 @@ _FEW: Final = 8
 """Number of names to show in messages."""
 _MANY: Final = 1000
 _PICKLE: Final = b"\x80"
+_POINTER: Final = b"version https://git-lfs"
 _OLD_TORCH: Final = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"
 """First bytes of ``torch.save`` without a zip archive."""
 
@@ -49,7 +50,12 @@ class ModelFile:
     @property
     def is_torch(self) -> bool:
         """Whether ``torch.save`` wrote the file."""
-        return "data.pkl" in self.members or self.head.startswith(_OLD_TORCH)
+        return not self.is_folder and ("data.pkl" in self.members or self.head.startswith(_OLD_TORCH))
+
+    @property
+    def is_safetensors(self) -> bool:
+        """Whether the file begins as those of safetensors, with the length of a header in JSON."""
+        return self.head[5:9] == b"\0\0\0{"
 
     def contains(self, *names: str) -> bool:
         """Return whether a folder or an archive contains all of these files."""
@@ -65,6 +71,8 @@ class ModelFile:
             return f"a zip archive with {_shown(self.members)}"
         if self.head.startswith(_PICKLE):
             return "a pickle file"
+        if self.head.startswith(_POINTER):
+            return "a pointer of Git LFS, whose file `git lfs pull` downloads"
         return "neither a zip archive nor a pickle file" if self.head else "an empty file"
 
 

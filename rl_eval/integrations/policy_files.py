@@ -13,7 +13,6 @@ from rl_eval.config.model_files import ModelFile, described
 from rl_eval.config.policy_sources import PolicyScheme, PolicySource, absolute, path_in
 from rl_eval.errors import ConfigError
 
-_WEIGHTS: Final = (".pt", ".pth", ".safetensors")
 _CLEANRL: Final = ".cleanrl_model"
 _HERE: Final = "rl_eval.integrations"
 
@@ -137,7 +136,7 @@ def _is_whole(file: ModelFile) -> bool:
 
 
 def _has_weights(file: ModelFile) -> bool:
-    return (file.is_torch or _has_suffix(_WEIGHTS, file)) and not _is_whole(file)
+    return file.is_safetensors or (file.is_torch and not _is_whole(file))
 
 
 def _check(form: str, reference: str, path: Path | None) -> None:

@@ -182,7 +182,8 @@ REFUSED = {
 def test_what_names_no_policy_is_refused_with_what_was_meant(tmp_path, monkeypatch, text):
     monkeypatch.chdir(tmp_path)
     model(tmp_path / "model.zip")
-    for name in ("net.py", "net.safetensors", "notes.txt"):
+    save_file({}, tmp_path / "net.safetensors")
+    for name in ("net.py", "notes.txt"):
         (tmp_path / name).touch()
     for name in ("a.zip", "b.zip"):
         (tmp_path / "zips").mkdir(exist_ok=True)
