@@ -90,11 +90,8 @@ def portable(value: Any) -> Learned:
         fix = "Train the algorithm, or call its build_with_env(env)."
         raise ConfigError(f"the {name} of d3rlpy has no networks", key="policy", value=name, fix=fix)
     config = LearnableConfigWithShape(impl.observation_shape, impl.action_size, value.config)
-    states = {
-        key: {part: tensor.detach().cpu().clone() for part, tensor in network.state_dict().items()}
-        for key, network in _networks_of(value).items()
-    }
-    learned = Learned(LearnableConfigWithShape.deserialize(config.serialize()), states)
+    states = {key: copy.deepcopy(network.state_dict()) for key, network in _networks_of(value).items()}
+    learned = Learned(LearnableConfigWithShape.deserialize(config.serialize()), states).cpu()
     if type(learned.algo) is not type(value):
         problem = f"{name} is not an algorithm of d3rlpy, but a subclass of one"
         raise ConfigError(problem, key="policy", value=name, fix="Wrap it in an rl_eval.Policy.")

@@ -212,7 +212,7 @@ def load_policy(
             next to the model, unless the model shows that it was trained without a ``VecNormalize``. Pass False for a
             model that was trained without a ``VecNormalize``, or with one that normalized only rewards.
         custom_objects: Attributes of the model that replace those in the file, as in SB3's ``load``. Only those of the
-            policy are used, such as ``policy_kwargs``. In a config, ``"module:attr"`` stands for an object.
+            policy matter, such as ``policy_kwargs``. In a config, ``"module:attr"`` stands for an object.
         observation_space: Observation space of the environment, in place of one that cannot be read.
         action_space: Action space of the environment, in place of one that cannot be read.
 

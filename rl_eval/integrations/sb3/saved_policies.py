@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import base64
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,20 +31,6 @@ from rl_eval.integrations.sb3.files import attributes_of, is_policy
 _KEY: Final = "policy.policy_kwargs.custom_objects"
 _WHAT: Final = "a model of Stable-Baselines3"
 _OF_THE_POLICY: Final = ("policy_class", "policy_kwargs", "observation_space", "action_space")
-_CLASSES: Final = (
-    "stable_baselines3.common.policies:ActorCriticPolicy",
-    "stable_baselines3.sac.policies:SACPolicy",
-    "stable_baselines3.dqn.policies:DQNPolicy",
-    "stable_baselines3.td3.policies:TD3Policy",
-    "sb3_contrib.common.maskable.policies:MaskableActorCriticPolicy",
-    "sb3_contrib.common.recurrent.policies:RecurrentActorCriticPolicy",
-    "sb3_contrib.qrdqn.policies:QRDQNPolicy",
-    "sb3_contrib.tqc.policies:TQCPolicy",
-    "sb3_contrib.crossq.policies:CrossQPolicy",
-    "sb3_contrib.ars.policies:ARSPolicy",
-)
-"""Classes that may have written the file of ``policy.save``, which does not name its class. Their variants for images
-and Dict observations differ only in arguments that the file contains."""
 
 Saved = tuple[BasePolicy, float | None, tuple[str, ...]]
 """A policy, the exploration rate of its algorithm, and notes for readers of the result."""
@@ -65,22 +52,12 @@ def read_policy(file: Path, custom_objects: Mapping[str, Any], spaces: Mapping[s
         with reading("path", file, "a policy of Stable-Baselines3"), torch.random.fork_rng(devices=[]):
             return _of_policy_file(file, given)
     with reading("path", file, _WHAT):
-        stored = attributes_of(file)
+        stored = {**attributes_of(file), **given}
         weights = load_from_zip_file(file, load_data=False, device="cpu")[1]["policy"]
-    notes = []
-    for name in _OF_THE_POLICY:
-        if name in given:
-            stored[name] = given[name]
-            continue
-        try:
-            stored[name] = _value(stored[name])
-        except Exception as error:
-            unread = f"the {name} in {file.name} cannot be read: {type(error).__name__}: {error}"
-            if (space := spaces.get(name)) is None:
-                fix = f"{missing_module(error)} To replace it, set {_KEY}.{name}.".strip()
-                raise ConfigError(unread, key=f"{_KEY}.{name}", fix=fix) from error
-            stored[name] = _transposed(space)
-            notes.append(f"the policy has the {name} of the environment, because {unread}")
+    notes: list[str] = []
+    for name in (one for one in _OF_THE_POLICY if one not in given):
+        stored[name], more = _attribute(name, stored, file, spaces.get(name))
+        notes += more
     advice = f"If the model saw other spaces than those of the environment, set {_KEY}." if notes else ""
     with reading("path", file, _WHAT, advice):
         policy = _build(stored)
@@ -88,11 +65,18 @@ def read_policy(file: Path, custom_objects: Mapping[str, Any], spaces: Mapping[s
     return policy, stored.get("exploration_rate"), tuple(notes)
 
 
-def _value(stored: Any) -> Any:
-    """Return an attribute of a model, which is in the file as JSON or as a pickle."""
-    if isinstance(stored, Mapping) and ":serialized:" in stored:
-        stored = cloudpickle.loads(base64.b64decode(stored[":serialized:"]))
-    return stored
+def _attribute(name: str, stored: Mapping[str, Any], file: Path, space: gym.Space[Any] | None) -> tuple[Any, list[str]]:
+    """Return an attribute of a model, or the space that replaces it and a note."""
+    try:
+        value = stored[name]
+        pickled = isinstance(value, Mapping) and ":serialized:" in value
+        return cloudpickle.loads(base64.b64decode(value[":serialized:"])) if pickled else value, []
+    except Exception as error:
+        unread = f"the {name} in {file.name} cannot be read: {type(error).__name__}: {error}"
+        if space is None:
+            fix = f"{missing_module(error)} To replace it, set {_KEY}.{name}.".strip()
+            raise ConfigError(unread, key=f"{_KEY}.{name}", fix=fix) from error
+        return _transposed(space), [f"the policy has the {name} of the environment, because {unread}"]
 
 
 def _resolved(value: Any) -> Any:
@@ -109,6 +93,18 @@ def _transposed(space: gym.Space[Any]) -> gym.Space[Any]:
     return space
 
 
+def _classes() -> Iterator[type[BasePolicy]]:
+    """Find the classes that may have written the file of ``policy.save``, which does not name its class.
+
+    Of each algorithm, the first is enough. Those for images and Dict observations differ only in arguments that the
+    file contains.
+    """
+    for package in ("stable_baselines3", "sb3_contrib"):
+        with suppress(ImportError):
+            algorithms = vars(import_module(package)).values()
+            yield from (next(iter(one.policy_aliases.values())) for one in algorithms if hasattr(one, "policy_aliases"))
+
+
 def _of_policy_file(file: Path, given: Mapping[str, Any]) -> Saved:
     saved = torch.load(file, map_location="cpu", weights_only=False)
     arguments, weights = {**saved["data"], **given}, saved["state_dict"]
@@ -116,13 +112,13 @@ def _of_policy_file(file: Path, given: Mapping[str, Any]) -> Saved:
         policy = own(**arguments)
         policy.load_state_dict(weights)
         return policy, None, ()
-    for name in _CLASSES:
-        with suppress(ConfigError, TypeError):
-            policy = import_attribute(_KEY, name)(**arguments)
+    for kind in _classes():
+        with suppress(TypeError):
+            policy = kind(**arguments)
             rewritten = policy._get_constructor_parameters()  # noqa: SLF001 - ``save`` writes them.
             if rewritten.keys() == arguments.keys() and policy.state_dict().keys() == weights.keys():
                 policy.load_state_dict(weights)
-                note = f"the policy was read as {type(policy).__name__}, because {file.name} does not name its class"
+                note = f"the policy was read as {kind.__name__}, because {file.name} does not name its class"
                 return policy, None, (note,)
     problem = f"{file.name} does not name the class of its policy, which is none of Stable-Baselines3"
     fix = f"Set {_KEY}.policy_class to the MODULE:CLASS of the policy."
