@@ -17,6 +17,7 @@ from typing_extensions import override
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
 from rl_eval.cli.checks import check_policy
 from rl_eval.errors import ConfigError, LogMismatch, PolicyError
+from rl_eval.wrappers import Normalized
 from tests.chunk_world import (
     CASES,
     HORIZON,
@@ -142,6 +143,16 @@ def test_the_state_of_a_recurrent_policy_advances_only_with_its_answers() -> Non
 
     result = evaluate(config(4, 3), Sums())
     assert played(result) == [loop(one.seed) for one in result.episodes]
+
+
+def test_observations_are_normalized_before_the_policy_is_asked() -> None:
+    mean, var = np.arange(4.0), np.full(4, 2.0)
+
+    def answer(observations: Any, noise: Any) -> Any:
+        return plan_ahead(((observations - mean) / np.sqrt(var + 1e-8)).astype(np.float32))
+
+    result = evaluate(config(4, 3), Normalized(plan_ahead, mean, var))
+    assert played(result) == by_hand_of(result, 4, 3, answer)
 
 
 def test_a_policy_may_have_no_state() -> None:
