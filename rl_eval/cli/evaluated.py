@@ -119,7 +119,7 @@ class Evaluated:
         kwargs = [one.removeprefix(_KWARGS) for one in assignments or () if one.startswith(_KWARGS)]
         source = policy_source(on_this_machine(policy, say), _keys(kwargs))
         if source.pickled is not None and trust is False:
-            facts = f"{source.pickled} is a pickle file, which can run any code when it is loaded"
+            facts = f"{source.pickled} can run any code when it is loaded"
             if not consents(f"{facts}.", "Load it?"):
                 fix = "Pass --trust if you trust the source of the file."
                 raise ConfigError(f"--policy {policy}: {facts}", key="--policy", value=policy, fix=fix)

@@ -108,13 +108,11 @@ def training(folder: Path, **rnn: Any) -> dict[str, Any]:
     return {"params": {"seed": 1, "load_checkpoint": False, **params, "config": config}}
 
 
-@pytest.fixture(scope="module", params=[{}, {"rnn": LSTM}], ids=["mlp", "lstm"])
-def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(folder: Path, **rnn: Any) -> Path:
     """Return the run folder of a training in Isaac Lab's layout, with one checkpoint in its folder ``nn``."""
     vecenv.register("PENDULUMS", lambda name, number, **_: Pendulums(number))
     env_configurations.register("pendulums", {"vecenv_type": "PENDULUMS", "env_creator": lambda **_: None})
-    folder = tmp_path_factory.mktemp("runs")
-    config = training(folder, **request.param)
+    config = training(folder, **rnn)
     runner = Runner()
     runner.load(copy.deepcopy(config))
     runner.run({"train": True, "play": False})
@@ -122,6 +120,11 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     (folder / "run/params").mkdir()
     (folder / "run/params/agent.yaml").write_text(yaml.dump({**config, "betas": (0.9, 0.999)}))
     return folder / "run"
+
+
+@pytest.fixture(scope="module", params=[{}, {"rnn": LSTM}], ids=["mlp", "lstm"])
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run(tmp_path_factory.mktemp("runs"), **request.param)
 
 
 def checkpoint(run: Path) -> Path:

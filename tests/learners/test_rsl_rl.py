@@ -74,17 +74,21 @@ class Pendulums:
         return self.get_observations(), torch.as_tensor(rewards, dtype=torch.float32), over, extras
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[OnPolicyRunner, Path]:
-    """Return a runner after its training, and its run folder in Isaac Lab's layout."""
+def run(folder: Path, name: str) -> OnPolicyRunner:
+    """Return a runner after its training. Its run folder has Isaac Lab's layout."""
     torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("run")
     runner = OnPolicyRunner(Pendulums(), copy.deepcopy(TRAINING), log_dir=None, device="cpu")
     runner.learn(3)
-    runner.save(str(folder / "model_3.pt"))
+    runner.save(str(folder / name))
     (folder / "params").mkdir()
     (folder / "params/agent.yaml").write_text(yaml.dump({**TRAINING, "betas": (0.9, 0.999)}))
-    return runner, folder
+    return runner
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[OnPolicyRunner, Path]:
+    folder = tmp_path_factory.mktemp("run")
+    return run(folder, "model_3.pt"), folder
 
 
 def config_of(**policy: Any) -> EvalConfig:

@@ -36,9 +36,8 @@ torch.set_num_threads(1)
 PENDULUM, CARTPOLE = (gym.make(name) for name in ("Pendulum-v1", "CartPole-v1"))
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[PPO, Path]:
-    """Return an agent after its training, and its checkpoint."""
+def agent_of(steps: int) -> PPO:
+    """Return an agent after its training."""
     torch.manual_seed(0)
     env = wrap_env(gym.make_vec("Pendulum-v1", num_envs=2), verbose=False)
     spaces = {"observation_space": env.observation_space, "action_space": env.action_space}
@@ -50,9 +49,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[PPO, Path]:
     config.experiment.write_interval = config.experiment.checkpoint_interval = 0
     memory = RandomMemory(memory_size=64, num_envs=2, device="cpu")
     agent = PPO(models=models, memory=memory, cfg=config, **spaces, state_space=None, device="cpu")
-    training = {"timesteps": 192, "headless": True, "disable_progressbar": True, "close_environment_at_exit": False}
+    training = {"timesteps": steps, "headless": True, "disable_progressbar": True, "close_environment_at_exit": False}
     SequentialTrainer(env=env, agents=agent, cfg=training).train()
     agent.enable_training_mode(False, apply_to_models=True)
+    return agent
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[PPO, Path]:
+    agent = agent_of(steps=192)
     path = tmp_path_factory.mktemp("run") / "agent_192.pt"
     agent.save(str(path))
     return agent, path
@@ -125,11 +130,17 @@ def runner_config() -> dict[str, Any]:
     }
 
 
-def test_a_run_folder_acts_as_its_runner_and_needs_trust(tmp_path: Path) -> None:
-    config = runner_config()
+def runner_of(config: Any) -> Runner:
+    """Return a runner after its training."""
     quiet = {"disable_progressbar": True, "headless": True, **config["trainer"]}
     runner = Runner(wrap_env(gym.make("Pendulum-v1"), verbose=False), {**copy.deepcopy(config), "trainer": quiet})
     runner.run("train")
+    return runner
+
+
+def test_a_run_folder_acts_as_its_runner_and_needs_trust(tmp_path: Path) -> None:
+    config = runner_config()
+    runner = runner_of(config)
     for name in ("params", "checkpoints"):
         (tmp_path / name).mkdir()
     path, beside = tmp_path / "checkpoints/agent_32.pt", tmp_path / "params/agent.yaml"
