@@ -328,7 +328,8 @@ def test_a_constructor_that_raises_and_a_space_without_batches_are_problems():
     def explode():
         raise ValueError("no licence")
 
-    for env, said in ((explode, "ValueError: no licence"), (lambda: Good(gym.spaces.Text(5)), "cannot batch")):
+    any_length = gym.spaces.Sequence(gym.spaces.Discrete(2))
+    for env, said in ((explode, "ValueError: no licence"), (lambda: Good(any_length), "cannot batch")):
         (finding,) = examine(env)
         assert finding.level == "problem"
         assert said in finding.text

@@ -341,7 +341,7 @@ def _checked_text(value: Any, dtype: np.dtype[Any], path: tuple[Any, ...]) -> st
     width = dtype.itemsize // np.dtype("<U1").itemsize
     if isinstance(text, str) and len(text) <= width and not text.endswith("\0"):
         return text
-    what = f"is a {type(value).__name__}, not a text"
+    what = f"is of type {type(value).__name__}, not str"
     if isinstance(text, str):
         what = f"has {len(text)} characters" if len(text) > width else "ends with a NUL character"
     problem = f"observation{_at(path)} {what}, but the observation space has texts of at most {width} characters"
