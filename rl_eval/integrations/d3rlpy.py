@@ -28,8 +28,8 @@ from rl_eval.protocols import NoiseSource
 from rl_eval.weights import read_tensors
 
 _ADVICE: Final = (
-    "If a factory of your own is in its config, call rl_eval.integrations.d3rlpy.load_policy in a function after "
-    "d3rlpy's register function, and name this function as the policy."
+    "If the config has an encoder of your own, name a function as the policy that calls d3rlpy's "
+    "register_encoder_factory, and returns rl_eval.integrations.d3rlpy.load_policy(path)."
 )
 
 
@@ -89,9 +89,14 @@ def portable(value: Any) -> Learned:
     if impl is None:
         fix = "Train the algorithm, or call its build_with_env(env)."
         raise ConfigError(f"the {name} of d3rlpy has no networks", key="policy", value=name, fix=fix)
-    config = LearnableConfigWithShape(impl.observation_shape, impl.action_size, value.config)
+    try:
+        config = LearnableConfigWithShape(impl.observation_shape, impl.action_size, value.config)
+        config = LearnableConfigWithShape.deserialize(config.serialize())
+    except (KeyError, NotImplementedError) as error:
+        fix = "If it has an encoder of your own, call d3rlpy's register_encoder_factory."
+        raise ConfigError(f"the config of the {name} cannot be copied: {error!r}", key="policy", fix=fix) from error
     states = {key: copy.deepcopy(network.state_dict()) for key, network in _networks_of(value).items()}
-    learned = Learned(LearnableConfigWithShape.deserialize(config.serialize()), states).cpu()
+    learned = Learned(config, states).cpu()
     if type(learned.algo) is not type(value):
         problem = f"{name} is not an algorithm of d3rlpy, but a subclass of one"
         raise ConfigError(problem, key="policy", value=name, fix="Wrap it in an rl_eval.Policy.")

@@ -17,7 +17,8 @@ import torch
 pytest.importorskip("d3rlpy")
 
 from d3rlpy import algos, preprocessing
-from d3rlpy.models import PixelEncoderFactory, QRQFunctionFactory
+from d3rlpy.models import EncoderFactory, PixelEncoderFactory, QRQFunctionFactory, register_encoder_factory
+from d3rlpy.serializable_config import CONFIG_STORAGE
 from own_loops import check_equal_to_loop
 
 from rl_eval import EvalConfig, evaluate
@@ -29,6 +30,7 @@ from rl_eval.integrations import d3rlpy as ours
 from rl_eval.policies import adapt_policy
 from rl_eval.weights import snapshot_weights
 from rl_eval.wrappers import LastReward
+from tests.refused import untold
 
 DISCRETE = ("DQN", "DoubleDQN", "NFQ", "DiscreteBC", "DiscreteBCQ", "DiscreteCQL", "DiscreteSAC")
 CONTINUOUS = ("AWAC", "BC", "CQL", "CalQL", "DDPG", "IQL", "PLAS", "PLASWithPerturbation", "PRDC", "ReBRAC", "SAC")
@@ -201,6 +203,41 @@ def test_other_spaces_than_those_of_the_training_are_refused(observations: Any, 
     with pytest.raises(ConfigError) as caught:
         adapt_policy(PolicySection(policy="unused"), observations, actions, ours.portable(made("DQN")))
     assert caught.value.key == "environment.env"
+
+
+@dataclasses.dataclass()
+class OwnFactory(EncoderFactory):
+    """A factory of a user."""
+
+    def create(self, observation_shape: Any) -> Any:
+        return torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh())
+
+    @staticmethod
+    def get_type() -> str:
+        return "own"
+
+
+def registered() -> Any:
+    """Load the file as the error about an unknown encoder advises."""
+    if "own" not in CONFIG_STORAGE[EncoderFactory].config_list:
+        register_encoder_factory(OwnFactory)
+    return ours.load_policy("model.d3")
+
+
+def test_the_advice_for_an_encoder_of_a_user_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    algo = made("DQN", encoder_factory=OwnFactory())
+    file = file_of(algo, tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        ours.portable(algo)
+    assert untold(caught.value.fix, "register_encoder_factory") == []
+    with pytest.raises(ConfigError) as caught:
+        ours.load_policy(file)
+    assert untold(caught.value.fix, "register_encoder_factory", "rl_eval.integrations.d3rlpy.load_policy") == []
+    loaded = adapt_policy(PolicySection(policy=f"{__name__}:registered"), SPACE, ACTIONS[True])
+    seen = np.stack([SPACE.sample() for _ in range(16)])
+    np.testing.assert_array_equal(loaded.act(seen, None, np.ones(16, bool), None)[0], algo.predict(seen))
+    assert ours.portable(algo).algo is not algo
 
 
 # ---------------------------------------------------------------------- files
