@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -47,7 +47,7 @@ class Policy(Protocol):
     """Map from a batch of observations to a batch of actions.
 
     A policy may also implement :class:`Recurrent`, :class:`Probeable`, :class:`ReportsConnections`,
-    :class:`ActionLogProb` and :class:`TakesDeviceArrays`.
+    :class:`ActionLogProb`, :class:`Deferred` and :class:`TakesDeviceArrays`.
     """
 
     def act(
@@ -100,6 +100,48 @@ class ReportsConnections(Protocol):
 
     connections: int
     """Number of connections that the policy has opened."""
+
+
+class Answer(NamedTuple):
+    """Answer of a :class:`Deferred` policy to one request."""
+
+    request: int
+    """Number of the request."""
+    actions: Any = None
+    """Actions, with a row for each row of the request."""
+    state: Any = None
+    """Next state of these rows; None for a policy without state."""
+    error: BaseException | None = None
+    """Error for all rows of the request; then there are no actions."""
+
+
+@runtime_checkable
+class Deferred(Protocol):
+    """Policy whose answers come later, such as the client of a server. Its ``act`` sends a request and waits.
+
+    A runner with one process per environment sends rows when they are ready, and waits for answers and environments
+    together. If the policy has a method ``ended(state)``, it is called with the row of the state when an episode ends.
+    """
+
+    def send(self, observations: Any, state: Any, noise: NoiseSource | None) -> int:
+        """Send a request, without waiting; return its number.
+
+        Args:
+            observations: Batch in the structure of the observation space, with a row for each episode that needs an
+                action.
+            state: State of these rows; None without ``initial_state``.
+            noise: Randomness of these rows; None if ``deterministic`` is set.
+        """
+
+    def received(self) -> list[Answer]:
+        """Return the answers since the last call, without waiting.
+
+        Raises:
+            PolicyUnavailable: The policy cannot answer for now; see :meth:`Policy.act`.
+        """
+
+    def fileno(self) -> int:
+        """Return the file descriptor that can be read when an answer may have come."""
 
 
 class TakesDeviceArrays(Protocol):

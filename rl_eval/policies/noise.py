@@ -27,6 +27,7 @@ class EpisodeNoise:
     """
 
     def __init__(self, seeds: npt.NDArray[np.int64], steps: npt.NDArray[np.int64]) -> None:
+        self.seeds, self.steps = seeds, steps
         keys = mix(seeds.astype(np.uint64) + _STREAM)
         self._counters = mix(keys + steps.astype(np.uint64) * GAMMA)
         self._used = 0

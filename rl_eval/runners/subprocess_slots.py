@@ -64,6 +64,7 @@ class SubprocessEvalRunner(EvalRunner):
                 _start_limit(settings)
             )  # The imports of the process are not time of the first construction.
             super().__init__(settings, runner_index, policy)
+            self._inference.defer()
         except BaseException:
             self._end_processes()
             raise
@@ -91,7 +92,7 @@ class SubprocessEvalRunner(EvalRunner):
             self._enforce_deadlines()
             self._refill()
             self._act()
-            if not any(slot.busy for slot in self._slots):
+            if not (self._inference.awaited or any(slot.busy for slot in self._slots)):
                 if not (self.queue or self._asking):
                     break
             else:
@@ -126,12 +127,13 @@ class SubprocessEvalRunner(EvalRunner):
         """Choose actions for all slots that wait for one, and send them."""
         self._expire()
         self._reject_nan()
-        waiting = [self.slots[index] for index in sorted(self._asking) if self.slots[index].lease is not None]
+        waiting = [index for index in sorted(self._asking) if self.slots[index].lease is not None]
         self._asking.clear()
-        if not waiting:
+        if not (waiting or self._inference.awaited):
             return
         started = perf_counter()
-        self._inference.ask([lane.index for lane in waiting])
+        if waiting:
+            self._inference.ask(waiting)
         rows, actions, errors = self._inference.answered()
         seconds = perf_counter() - started
         self._pending.inference_seconds += seconds
@@ -155,7 +157,9 @@ class SubprocessEvalRunner(EvalRunner):
         found = [lane for lane in busy if self._slots[lane.index].has_stash]
         if not found:
             lane_of: dict[Any, Lane] = {self._slots[lane.index].connection: lane for lane in busy}
-            found = [lane_of[connection] for connection in wait(list(lane_of), min(timeout_s, _LOOK_S))]
+            policy = [self._inference.fileno()] if self._inference.awaited else []
+            ready = wait([*lane_of, *policy], min(timeout_s, _LOOK_S))
+            found = [lane_of[one] for one in ready if one in lane_of]
         for lane in found:
             self._take(lane)
         self._recorder.idle()

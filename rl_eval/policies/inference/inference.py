@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,7 +36,7 @@ from rl_eval.policies.inference.spaces import (
     take_rows,
 )
 from rl_eval.policies.noise import EpisodeNoise
-from rl_eval.protocols import Policy, Recurrent
+from rl_eval.protocols import Deferred, Policy, Recurrent
 from rl_eval.supervision.caller import end_fork, survivable
 from rl_eval.weights import module_of
 
@@ -108,6 +108,15 @@ class RowInference:
         """For each forward pass of the last :meth:`act`: its rows, and the policy's outputs for these rows."""
         self._num_live = 0
         self._answers = NO_ANSWERS
+        self._deferred: Deferred | None = None
+        """The policy, if the runner does not wait for its answers."""
+        self._ended: Callable[[Any], object] | None = getattr(policy, "ended", None)
+        self._episodes = np.zeros(self._rows, np.int64)
+        """Number of episodes that each lane has begun."""
+        self._asked = np.zeros(self._rows, np.int64)
+        """Number of requests for each lane's episode."""
+        self._flight: dict[int, tuple[npt.NDArray[np.int64], ...]] = {}
+        """Lanes of each request without an answer, and their numbers of episodes and of requests."""
         self._outputs: dict[int, Any] | None = None
         """The same outputs by lane; None before :meth:`outputs` is called."""
         self.sweeps: SweepLog | None = None
@@ -129,7 +138,8 @@ class RowInference:
         self._num_live += not self.live[lane]
         self.live[lane] = True
         self._seeds[lane] = seed
-        self._steps[lane] = 0
+        self._steps[lane] = self._asked[lane] = 0
+        self._episodes[lane] += 1
         if self._fresh_state is None:
             return
         with no_grad():
@@ -138,6 +148,8 @@ class RowInference:
     def end(self, lane: int) -> None:
         """Free the lane."""
         self._num_live -= bool(self.live[lane])
+        if self.live[lane] and self._ended is not None:
+            self._ended(take_rows(self._state, slice(lane, lane + 1)))
         self.live[lane] = False
 
     def act(self) -> tuple[Any, dict[int, BaseException]]:
@@ -176,12 +188,19 @@ class RowInference:
             self.probe_again()
         return actions, errors
 
+    def defer(self) -> None:
+        """Send the rows of :meth:`ask` without waiting for the answers, if the policy is :class:`Deferred`."""
+        self._deferred = self._policy if isinstance(self._policy, Deferred) else None
+
     def ask(self, lanes: Sequence[int]) -> None:
         """Choose actions for some of the live lanes. Episodes in the other lanes do not advance.
 
         A row does not depend on the other rows, so its action is the same as in a pass over all rows. With
         ``policy.inference`` ``batched``, the last bits may differ.
         """
+        if self._deferred is not None:
+            self._send(self._deferred, np.array(lanes, np.int64))
+            return
         if len(lanes) == self._num_live:
             actions, errors = self.act_together()
             self._answers = lanes, self._reader.split(actions), errors
@@ -197,9 +216,60 @@ class RowInference:
                 self._keep_state(others, take_rows(former, others))
 
     def answered(self) -> Answers:
-        """Return the answers since the last call, for all lanes of :meth:`ask`."""
+        """Return the answers since the last call. A local policy answers for all lanes of :meth:`ask`."""
+        if self._deferred is not None:
+            return self._received(self._deferred)
         answers, self._answers = self._answers, NO_ANSWERS
         return answers
+
+    @property
+    def awaited(self) -> int:
+        """Number of lanes that wait for an answer."""
+        return sum(int(np.count_nonzero(self._still(*one))) for one in self._flight.values())
+
+    def fileno(self) -> int:
+        """Return the file descriptor that can be read when an answer may have come."""
+        assert self._deferred is not None
+        return self._deferred.fileno()
+
+    def _send(self, policy: Deferred, lanes: npt.NDArray[np.int64]) -> None:
+        noise = None if self._deterministic else EpisodeNoise(self._seeds[lanes], self._steps[lanes])
+        state = copy_batch(take_rows(self._state, lanes))
+        self._asked[lanes] += 1
+        if not self._deterministic:
+            self._steps[lanes] += 1
+        number = policy.send(copy_batch(take_rows(self.observations.arrays, lanes)), state, noise)
+        self._flight[number] = lanes, self._episodes[lanes], self._asked[lanes]
+
+    def _still(self, lanes: Array, episodes: Array, asked: Array) -> npt.NDArray[np.bool_]:
+        """Whether each lane of a request still waits for its answer: its episode may have ended, or begun again."""
+        same = (self._episodes[lanes] == episodes) & (self._asked[lanes] == asked)
+        return np.asarray(self.live[lanes] & same)
+
+    def _received(self, policy: Deferred) -> Answers:
+        """Return the answers that have come. Store the states of the lanes that still wait."""
+        answered: list[int] = []
+        errors: dict[int, BaseException] = {}
+        parts = []
+        self._computed, self._outputs = [], None
+        for answer in policy.received():
+            request = self._flight.pop(answer.request)
+            still = np.flatnonzero(self._still(*request))
+            lanes = request[0][still]
+            answered += lanes.tolist()
+            try:
+                if answer.error is not None:
+                    raise answer.error
+                actions = self._reader.read(answer.actions, np.isin(np.arange(len(request[0])), still))
+            except survivable() as error:
+                errors |= dict.fromkeys(lanes.tolist(), error)
+                continue
+            self._keep_state(lanes, take_rows(answer.state, still))
+            parts.append((lanes, copy_batch(take_rows(actions, still))))
+        actions = self._reader.split(self._gather(parts)) if answered else ()
+        if self._connections is not None and getattr(self._policy, "connections", None) != self._connections:
+            self.probe_again()
+        return answered, actions, errors
 
     @property
     def rows_per_pass(self) -> int | None:
