@@ -174,26 +174,31 @@ def _of_environment(source: Any, name: str) -> dict[str, Any]:
 
 def _normalizer_in(source: Any, name: str) -> tuple[Any, str]:
     """Return the only normalizer of observations in an environment, or the statistics alone; and their library."""
-    found, changing, inner = [], "", source
+    found, changing, path = [], "", "env"
+    outer = inner = source
     while hasattr(inner, "__dict__"):
-        held = vars(inner)
+        held, outer = vars(inner), inner
         if "obs_rms" in held or {"mean", "var"} <= held.keys():
-            found.append(inner)
-        outer, inner = inner, held.get("env", held.get("venv"))
+            found.append((outer, path))
+        inside = "venv" if "venv" in held else "env"
+        inner, path = held.get(inside), f"{path}.{inside}"
         if not found and inner is not None and _changes(outer, inner):
             changing = type(outer).__name__
-    package = _package_of(found[0]) if len(found) == 1 and getattr(found[0], "norm_obs", True) else ""
-    if not package or (package == "stable_baselines3" and not hasattr(found[0], "clip_obs")):
+    owner, path = found[0] if len(found) == 1 and getattr(found[0][0], "norm_obs", True) else (None, "")
+    package = _package_of(owner)
+    if not package or (package == "stable_baselines3" and not hasattr(owner, "clip_obs")):
         problem = f"the statistics of {name} are unknown: it has {len(found)} normalizers of observations"
-        raise ConfigError(problem, key="policy.normalizer", value=name, fix=_KNOWN)
+        several = "Each of its environments has its own. Pass one: frozen(envs.envs[0])."
+        fix = several if hasattr(outer, "envs") else _KNOWN
+        raise ConfigError(problem, key="policy.normalizer", value=name, fix=fix)
     if changing:
         problem = f"{changing} changes the observations of {name} after their normalization"
         fix = (
-            "Pass the normalizer itself. If the wrapper limits numbers to [-10, 10], set clip: "
-            "Normalized(policy, **{**frozen(normalizer), 'clip': 10.0})."
+            f"Pass the normalizer itself, frozen({path}). If the wrapper limits numbers to [-10, 10], pass "
+            f"Normalized(policy, **{{**frozen({path}), 'clip': 10.0}})."
         )
         raise ConfigError(problem, key="policy.normalizer", value=changing, fix=fix)
-    return found[0], package
+    return owner, package
 
 
 def _changes(wrapper: Any, env: Any) -> bool:

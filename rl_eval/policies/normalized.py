@@ -8,6 +8,7 @@ from typing import Any, final
 
 import torch
 
+from rl_eval.adapters import integration_for
 from rl_eval.policies.normalization import ARRAYS, Statistics, by_path
 from rl_eval.weights import module_of
 
@@ -21,7 +22,8 @@ class Normalized(torch.nn.Module):
     the statistics, and the weights of the policy with the prefix ``weights.``.
 
     Args:
-        policy: A policy as for :func:`rl_eval.evaluate`, or the ``"module:factory"`` of a policy.
+        policy: A policy as for :func:`rl_eval.evaluate`, or the ``"module:factory"`` of a policy. A model of a library,
+            such as an algorithm of Tianshou, is copied.
         mean: Means, as an array with the shape of the observation. For an observation with several parts, a mapping
             from the paths of normalized parts to arrays. A path has keys and positions, such as ``"camera/left"``.
         var: Variances, in the same form.
@@ -49,6 +51,8 @@ class Normalized(torch.nn.Module):
         policy_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
+        if (detached := integration_for(policy, "portable")) is not None:
+            policy = detached(policy)
         object.__setattr__(self, "policy", policy)  # A plain attribute would register its weights a second time.
         self.policy: Any
         self.policy_kwargs = dict(policy_kwargs or {})

@@ -113,3 +113,19 @@ def test_a_policy_of_torchrl_without_its_environment() -> None:
 
     assert evaluate(config, Normalized(policy, **frozen(norm))).fingerprint == evaluate(config, own).fingerprint
     assert evaluate(config, policy).fingerprint != evaluate(config, own).fingerprint
+
+
+def test_a_model_behind_statistics_is_copied_without_its_training() -> None:
+    """An algorithm of Stable-Baselines3 with its environment acts as its policy does."""
+    sb3 = pytest.importorskip("stable_baselines3")
+    model = sb3.PPO("MlpPolicy", "Pendulum-v1", n_steps=64, seed=0)
+    config = EvalConfig().environment("Pendulum-v1").evaluation(num_episodes=2)
+    statistics = {"mean": [0.1, 0.0, 0.5], "var": [0.4, 0.4, 9.0]}
+
+    def own(observations: Any) -> Any:
+        scaled = (observations.astype(np.float64) - statistics["mean"]) / np.sqrt(np.add(statistics["var"], 1e-8))
+        return model.predict(scaled.astype(np.float32), deterministic=True)[0]
+
+    behind = Normalized(model, **statistics)
+    model.policy.train()
+    assert evaluate(config, behind).fingerprint == evaluate(config, own).fingerprint

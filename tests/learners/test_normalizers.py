@@ -80,7 +80,7 @@ def test_statistics_of_rl_games(tmp_path: Path) -> None:
     plain(SEEN), script(SEEN), value(SEEN[:, :1])
     held = {"running_mean_std": plain, "value_mean_std": value}
     model = {f"{name}.{key}": tensor for name, one in held.items() for key, tensor in one.state_dict().items()}
-    file = saved(tmp_path / "model.pth", {"model": model, "epoch": 3, "last_mean_rewards": -1.0})
+    file = saved(tmp_path / "model.pth", {"model": model, "epoch": 3, "last_mean_rewards": np.float32(-1)})
     due = plain.eval()(torch.from_numpy(ROWS_32))
     same((plain, script, file), ROWS_32, due)
     parts = module.RunningMeanStdObs({"a": (3,), "b": (2,)})
@@ -90,3 +90,21 @@ def test_statistics_of_rl_games(tmp_path: Path) -> None:
         statistics = by_path(**frozen(source))
         assert statistics.keys() == {"a", "b"}
         assert statistics["a"](ROWS_32).tobytes() == due.numpy().tobytes()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_checkpoints_of_trainings(tmp_path: Path) -> None:
+    """Their names are those of the libraries; the statistics are those of the policy's observations."""
+    import test_rl_games
+    import test_rsl_rl
+    import test_skrl
+
+    runner = test_rsl_rl.run(tmp_path, "model_3.pt")
+    seen = torch.from_numpy(ROWS_32)
+    same((tmp_path / "model_3.pt",), ROWS_32, runner.alg.actor.obs_normalizer.eval()(seen))
+    agent = test_skrl.agent_of(64)
+    agent.save(str(tmp_path / "agent.pt"))
+    same((tmp_path / "agent.pt",), ROWS_32, agent._observation_preprocessor(seen))
+    folder = test_rl_games.run(tmp_path / "games")
+    player = test_rl_games.player_of(folder)
+    same((test_rl_games.checkpoint(folder),), ROWS_32, player.model.running_mean_std.eval()(seen))

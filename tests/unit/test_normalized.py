@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium.wrappers import NormalizeObservation, NormalizeReward, TransformObservation
+from gymnasium.wrappers import NormalizeObservation, NormalizeReward, RecordEpisodeStatistics, TransformObservation
 from gymnasium.wrappers.vector import NormalizeObservation as NormalizeObservations
 
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate, evaluate_policy, load, replay
@@ -216,6 +216,30 @@ def test_objects_without_known_statistics_are_refused() -> None:
         frozen(TransformObservation(env, lambda seen: seen.clip(-10, 10), env.observation_space))
     with refused(ConfigError, "policy.normalizer"):
         frozen(NormalizeObservation(Numbers()))
+
+
+def test_the_wrappers_of_a_script_of_cleanrl() -> None:
+    """It limits normalized numbers outside of the normalizer. The advice of the errors leads to its numbers."""
+
+    def make() -> Any:
+        made = NormalizeObservation(RecordEpisodeStatistics(Numbers()))
+        return NormalizeReward(TransformObservation(made, lambda seen: seen.clip(-1, 1), made.observation_space))
+
+    envs = gym.vector.SyncVectorEnv([make])
+    envs.reset(seed=1)
+    for _ in range(30):
+        envs.step(np.zeros(1, np.int64))
+    with refused(ConfigError, "policy.normalizer") as caught:
+        frozen(envs)
+    assert "envs.envs[0]" in caught.value.fix
+    env = envs.envs[0]
+    with refused(ConfigError, "policy.normalizer", value="TransformObservation") as caught:
+        frozen(env)
+    assert "frozen(env.env.env)" in caught.value.fix
+    limited = by_path(**{**frozen(env.env.env), "clip": 1.0})[""]
+    env.env.env.update_running_mean = False
+    due = np.stack([env.env.observation(env.env.env.observation(row)) for row in ROWS.astype(np.float32)])
+    assert limited(ROWS.astype(np.float32)).tobytes() == due.tobytes()
 
 
 class Evil:
