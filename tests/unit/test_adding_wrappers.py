@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
@@ -15,6 +16,7 @@ from rl_eval import EvalConfig, evaluate
 from rl_eval.errors import ConfigError, EnvError
 from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep
 from rl_eval.wrappers import InfoKeys, LastAction, LastReward
+from tests.gpu_simulator import GpuAdapter
 from tests.refused import refused
 
 WRAPPERS = (
@@ -31,11 +33,13 @@ class Chase(gym.Env[Any, Any]):
     observation_space: gym.Space[Any] = spaces.Box(-10, 10, (2,), np.float32)
     action_space: gym.Space[Any] = spaces.Box(0.5, 2, (2,), np.float32)
     goals = ("goal",)
+    condition_keys = ("goal",)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
         self.left = int(self.np_random.integers(3, 9))
-        self.place, self.goal = self.np_random.uniform(-1, 1, 2).astype("f"), float(self.np_random.uniform(-1, 1))
+        self.place, drawn = self.np_random.uniform(-1, 1, 2).astype("f"), float(self.np_random.uniform(-1, 1))
+        self.goal = (options or {}).get("goal", drawn)
         return self.place, dict.fromkeys(self.goals, self.goal)
 
     def step(self, action: Any) -> Any:
@@ -151,6 +155,28 @@ def test_wrappers_apply_to_own_simulators_and_to_live_objects() -> None:
 
     single = evaluate(config(Chase, *wrappers), act)
     assert evaluate(config(OwnSimulator, *wrappers, runner="batched"), act).fingerprint == single.fingerprint
+
+
+def test_first_infos_are_those_of_the_condition() -> None:
+    rows = [{"id": str(goal), "goal": goal} for goal in (-1.0, 0.0, 0.5)]
+    made = (config(), config(slots, runner="batched"))
+    single, batched = (evaluate(one.evaluation(num_episodes=9, conditions=rows)) for one in made)
+    assert single.fingerprint == batched.fingerprint
+
+
+class Mixes(torch.nn.Module):
+    """Choose an action from all that is observed, without sums whose bits depend on the batch."""
+
+    def forward(self, observations: Any) -> torch.Tensor:
+        seen = observations["observation"][:, 0] + observations["last_reward"][:, 0]
+        turned = torch.where(seen > 0, 1, 2) + observations["last_action"]
+        return torch.nn.functional.one_hot(turned % 3, 3).float()
+
+
+def test_arrays_of_a_simulator_stay_where_they_are() -> None:
+    made = config(GpuAdapter, LastAction, LastReward, runner="batched", num_envs_per_runner=5)
+    results = [evaluate(made.copy().policy(inference=one), Mixes()) for one in ("exact", "batched")]
+    assert len({tuple(one.episode_return for one in result.episodes) for result in results}) == 1
 
 
 def test_a_live_environment_is_built_again_with_its_wrappers() -> None:
