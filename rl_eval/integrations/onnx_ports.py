@@ -170,14 +170,8 @@ def _check_fits(name: str, port: str, value: Any, space: gym.Space[Any]) -> None
 
 def _unclear(name: str, takes: Ports, gives: Ports, space: gym.Space[Any]) -> ConfigError:
     """Return the error for a model whose observations, states or actions cannot be found by their names."""
-    left = dict(gives)
-    example = {}
-    for one, port in list(takes.items())[1:]:
-        same = [other for other in list(left)[1:] if _agree(port.shape, left[other].shape)]
-        if same:
-            example[one] = same[0]
-            del left[same[0]]
-    mapping = ", ".join(f"{one}: {other}" for one, other in example.items()) or "INPUT: OUTPUT"
+    pairs = zip([*takes][1:], [*gives][1:], strict=False)
+    mapping = ", ".join(f"{one}: {other}" for one, other in pairs) or "INPUT: OUTPUT"
     problem = (
         f"{name} has the inputs {_listed(takes)} and the outputs {_listed(gives)}. It is not clear which inputs take "
         f"{space}, and which are states"
