@@ -35,7 +35,10 @@ def reading(key: str, path: object, what: str, advice: str = "") -> Iterator[Non
     except ConfigError:
         raise
     except Exception as error:
-        problem = f"policy_kwargs.{key}: {str(path)!r} cannot be read as {what}: {type(error).__name__}: {error}"
+        told = f"{type(error).__name__}: {error}"
+        if "weights_only" in told:  # torch advises to load the file without protection.
+            told = "torch cannot read it without running code of the file"
+        problem = f"policy_kwargs.{key}: {str(path)!r} cannot be read as {what}: {told}"
         fix = missing_module(error) or advice
         raise ConfigError(problem, key=f"policy.policy_kwargs.{key}", value=str(path), fix=fix) from error
 
