@@ -89,7 +89,7 @@ def described(path: Path) -> ModelFile:
                 return _archive(path, file, head)
             return ModelFile(path, texts=_texts(file) if head.startswith(_PICKLE) else frozenset(), head=head)
     except Exception as error:  # A damaged archive raises errors of many types.
-        return ModelFile(path, problem=f"{type(error).__name__}: {error}")
+        return ModelFile(path, problem=str(getattr(error, "strerror", None) or error))
 
 
 def _archive(path: Path, file: BoundedFile, head: bytes) -> ModelFile:

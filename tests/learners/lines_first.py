@@ -61,8 +61,7 @@ def rllib():
 
     algorithm = PPOConfig().environment("CartPole-v1").env_runners(num_env_runners=0).build_algo()
     algorithm.save_to_path(str(Path("checkpoint").resolve()))
-    algorithm.stop()
-    return {}
+    return {"ppo": algorithm}
 
 
 def torchrl():
@@ -119,6 +118,7 @@ BEFORE = {
     'evaluate("CartPole-v1", module)': lambda: {"module": torch.nn.Linear(4, 2)},
     'evaluate("CartPole-v1", policy)': lambda: {"policy": Right()},
     'evaluate("CartPole-v1", model)': sb3,
+    'evaluate("CartPole-v1", ppo)': rllib,
     'evaluate("CartPole-v1", actor)': torchrl,
     'evaluate("CartPole-v1", algorithm)': tianshou,
     'evaluate("CartPole-v1", AgentPolicy(agent))': cleanrl,

@@ -24,7 +24,7 @@ MODULES = [import_module(path.stem) for path in sorted(Path(__file__).parent.glo
 BEFORE = {line: make for module in MODULES for line, make in module.BEFORE.items()}
 EPISODES = 2
 pytestmark = [pytest.mark.filterwarnings(f"ignore::{kind}Warning") for kind in ("Deprecation", "Future", "User")]
-RAY = [line for line in LINES if " checkpoint " in line]
+RAY = [line for line in LINES if re.search(r" checkpoint | ppo\)", line)]
 """Lines of RLlib, which needs Ray to make what they evaluate."""
 
 
