@@ -238,3 +238,19 @@ def test_a_configuration_with_objects_of_python_is_an_error(trained: Any, tmp_pa
     config.write_text(f"actor: !!python/{tag}\n")
     with refused(ConfigError, str(config)):
         load(folder, cfg=str(config))
+
+
+class Touches:
+    def __reduce__(self) -> Any:
+        return Path.touch, (Path("touched"),)
+
+
+def test_code_of_a_checkpoint_is_not_run(trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error does not repeat torch's advice to load the file without protection."""
+    monkeypatch.chdir(tmp_path)
+    _, folder = trained
+    torch.save({**torch.load(folder / "model_3.pt"), "infos": Touches()}, tmp_path / "model_3.pt")
+    with refused(ConfigError, "policy.policy_kwargs.path") as caught:
+        load(tmp_path, activation="tanh")
+    assert "weights_only" not in str(caught.value)
+    assert not Path("touched").exists()
