@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
 
 _PACKAGES: Final = ("rl-eval", "gymnasium", "mujoco", "numpy", "ray", "tensordict", "torch")
-_NAMING: Final = re.compile(r"(.*\.)?(env|policy|weights|normalizer|filters)|.*_kwargs\..*|runners\.runtime_env\..*")
+_NAMING: Final = re.compile(
+    r"(.*\.)?(env|policy|weights|normalizer|filters)|.*_kwargs\..*|runners\.runtime_env\..*"
+    r"|environment\.python(_path)?"
+)
 """Config keys whose values are imported, loaded or run, even if a value has no colon, unlike a reference."""
 
 _evaluated: Final[set[tuple[str, ...]]] = set()

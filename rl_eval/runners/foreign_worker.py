@@ -32,6 +32,7 @@ _PLAIN.update({"<u8": "<Q", "<f4": "<f", "<f8": "<d"})
 """Formats of ``struct`` for the scalars that can be read without NumPy, by dtype."""
 _CONTEXTS = ("config", "context", "env_config")
 """Names of a first parameter that receives the context."""
+_SPACES = ("Box", "Discrete", "MultiDiscrete", "MultiBinary", "Dict", "Tuple", "Text")
 _DEATH_SIGNAL = 1
 """Linux: PR_SET_PDEATHSIG."""
 _LAST_CLOSE_S = 1.0
@@ -243,19 +244,24 @@ def facts(env: Any, where: Dict[str, Any]) -> Dict[str, Any]:
         "metadata": _sendable(metadata) if isinstance(metadata, dict) else {},
         "condition_keys": None if keys is None else list(keys),
         "time_limit": min(limits) if limits else None,
-        "name": type(list(_chain(env))[-1]).__name__,
+        "name": type(getattr(env, "unwrapped", env)).__name__,
         "learning": _learning(env, where["learning"]),
-        "provenance": dict(versions(where["env"]), seeded_by=seeded_by(env)),
+        "provenance": dict(versions(env, where["env"]), seeded_by=seeded_by(env)),
     }
 
 
 def seeded_by(env: Any) -> str:
-    """Return ``reset`` or ``seed``, the method of the innermost environment that takes a seed; else ``neither``."""
-    inner = list(_chain(env))[-1]
-    takes = _parameters(inner.reset).values()
+    """Return the method that takes a seed: ``reset`` of the innermost environment, or a ``seed``; else ``neither``."""
+    takes = _parameters(getattr(env, "unwrapped", env).reset).values()
     if any(one.name == "seed" or one.kind is one.VAR_KEYWORD for one in takes):
         return "reset"
-    return "seed" if callable(getattr(inner, "seed", None)) else "neither"
+    return "seed" if _seed_methods(env) else "neither"
+
+
+def _seed_methods(env: Any) -> List[Any]:
+    """Return the methods ``seed``, without those of gym's base classes: they do nothing, or call the next one."""
+    found = [getattr(one, "seed", None) for one in _chain(env)]
+    return [one for one in found if callable(one) and getattr(one, "__module__", "") != "gym.core"]
 
 
 def _learning(env: Any, flags: Dict[str, str]) -> Optional[Tuple[str, str]]:
@@ -269,14 +275,14 @@ def _learning(env: Any, flags: Dict[str, str]) -> Optional[Tuple[str, str]]:
 
 
 def describe_space(space: Any, path: str) -> List[Any]:
-    """Return the description of a space, by the name of its class; for another class, its name and the path."""
-    kind = type(space).__name__
+    """Return the description of a space, by the name of its class; for another class, that name and the path."""
+    kind = next((one.__name__ for one in type(space).__mro__ if one.__name__ in _SPACES), "")
     if kind == "Box":
         return [kind, space.low, space.high]
     if kind == "Discrete":
         return [kind, int(space.n), int(getattr(space, "start", 0))]
     if kind == "MultiDiscrete":
-        return [kind, space.nvec]
+        return [kind, space.nvec, getattr(space, "start", None)]
     if kind == "MultiBinary":
         return [kind, space.n if isinstance(space.n, int) else [int(one) for one in space.n]]
     if kind == "Dict":
@@ -285,13 +291,14 @@ def describe_space(space: Any, path: str) -> List[Any]:
         return [kind, [describe_space(one, "%s[%d]" % (path, place)) for place, one in enumerate(space.spaces)]]
     if kind == "Text":
         return [kind, space.min_length, space.max_length, "".join(sorted(space.character_set))]
-    return ["", kind, path]
+    return ["", type(space).__name__, path]
 
 
-def versions(name: str) -> Dict[str, str]:
-    """Return the version of the interpreter, and those of the packages on which the environment depends."""
+def versions(env: Any, name: str) -> Dict[str, str]:
+    """Return the version of the interpreter, and those of the packages of an environment and of those that it wraps."""
     found = {"python": sys.version.split()[0]}
-    for package in ("gymnasium", "gym", "numpy", re.split("[.:/]", name)[0]):
+    packages = [re.split("[.:/]", one)[0] for one in (name, *(type(one).__module__ for one in _chain(env)))]
+    for package in ("gymnasium", "gym", "numpy", *packages):
         if package in sys.modules:
             version = getattr(sys.modules[package], "__version__", None) or _installed(package)
             if isinstance(version, str):
@@ -345,7 +352,7 @@ def reset(env: Any, arguments: Dict[str, Any], call: Callable[..., Any]) -> Tupl
     """Reset an environment of gymnasium or gym; return the observation and the info."""
     if seeded_by(env) == "seed":
         rest = dict(arguments)
-        call("reset", env.seed, rest.pop("seed") % 2**31)
+        call("reset", _seed_methods(env)[0], rest.pop("seed") % 2**31)
         found = call("reset", env.reset, **rest)
     else:
         found = call("reset", env.reset, **arguments)
@@ -503,6 +510,7 @@ def main() -> None:
     """Answer requests of the runner until it has gone. Argument: the mark that precedes the first frame, as hex."""
     inward, outward = os.dup(0), os.dup(1)
     os.dup2(2, 1)  # What the simulator prints does not go to the frames.
+    sys.stdout = sys.stderr
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the runner's process, which ends this one.
     _end_with(os.getppid(), inward)
@@ -517,8 +525,8 @@ def main() -> None:
 
     slot = None
     try:
+        sys.path[:0] = loads(_read_frame(inward))  # NumPy may be there, and what follows may contain arrays.
         where = loads(_read_frame(inward))
-        sys.path[:0] = where["python_path"]
         slot = Slot(where, send)
         try:
             importlib.import_module(where["module"])

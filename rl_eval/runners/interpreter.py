@@ -42,7 +42,7 @@ _OTHER_WORKER: Final = (
 """One line, since some programs that start others, such as ``conda run``, refuse arguments with line breaks."""
 _MOST_BEFORE: Final = 2**16
 """Number of bytes that a command may print before the mark of the worker."""
-_PYTHON: Final = "environment.python"
+PYTHON: Final = "environment.python"
 
 
 class Pipe(Protocol):
@@ -51,8 +51,8 @@ class Pipe(Protocol):
     def fileno(self) -> int:
         """Return the file descriptor, which can be waited for."""
 
-    def poll(self, timeout: float = 0.0) -> bool:
-        """Return whether something can be read within a time, in seconds."""
+    def poll(self, timeout: float | None = 0.0) -> bool:
+        """Return whether something can be read within a time, in seconds; None waits without a limit."""
 
     def take(self) -> bytes | None:
         """Return the next message; None if only a part of it has come.
@@ -186,17 +186,16 @@ class OtherInterpreter:
         ours = [is_ours(one) for one in section.wrappers]
         if ours != sorted(ours):
             place = ours.index(True)
-            problem = f"environment.wrappers[{place}] works in the runner, but later wrappers work in {_PYTHON}"
+            problem = f"environment.wrappers[{place}] works in the runner, but later wrappers work in {PYTHON}"
             fix = "Put the wrappers of rl_eval last."
             raise ConfigError(problem, key="environment.wrappers", value=section.wrappers[place], fix=fix)
         self._command = [section.python] if isinstance(section.python, str) else list(section.python)
-        self._env = section.env
+        self._env, self._path = section.env, foreign_worker.dumps(list(section.python_path))
         described = {
             "env": section.env,
             "env_kwargs": section.env_kwargs,
             "wrappers": [_named(one) for one in section.wrappers if not is_ours(one)],
             "context": dict(context),
-            "python_path": list(section.python_path),
             "module": str(section.env).rpartition(":")[0] or "gymnasium",
             "ids": GYMNASIUM_ID.pattern,
             "learning": learning_wrappers(),
@@ -205,7 +204,7 @@ class OtherInterpreter:
             self._payload = foreign_worker.dumps(described)
         except TypeError as error:
             key = "environment.wrappers" if _travels(section.env_kwargs) else "environment.env_kwargs"
-            problem = f"{key} cannot be sent to the interpreter of {_PYTHON}: {error}"
+            problem = f"{key} cannot be sent to the interpreter of {PYTHON}: {error}"
             fix = "Use numbers, texts, lists, mappings and arrays."
             raise ConfigError(problem, key=key, fix=fix) from error
 
@@ -230,10 +229,11 @@ class OtherInterpreter:
                 )
             except OSError as error:
                 ours.close()
-                problem = f"{_PYTHON}: {self._command[0]!r} cannot be started: {error.strerror}"
+                problem = f"{PYTHON}: {self._command[0]!r} cannot be started: {error.strerror}"
                 fix = "Name the Python of the simulator's environment, or write a command as a list: [conda, run, ...]."
-                raise ConfigError(problem, key=_PYTHON, value=self._command[0], fix=fix) from error
+                raise ConfigError(problem, key=PYTHON, value=self._command[0], fix=fix) from error
         pipe = FramePipe(ours, mark)
+        _send(pipe, self._path)
         _send(pipe, self._payload)
         return process, pipe
 
@@ -246,13 +246,13 @@ class OtherInterpreter:
         if request[1] == CALL:
             problem = "a function cannot be sent to an environment in another interpreter"
             fix = "Name an attribute of the environment instead, or return the value in the info."
-            raise ConfigError(problem, key=_PYTHON, value=" ".join(self._command), fix=fix)
+            raise ConfigError(problem, key=PYTHON, value=" ".join(self._command), fix=fix)
         try:
             return foreign_worker.dumps(request)
         except TypeError as error:
-            problem = f"the arguments of {request[1]} cannot be sent to the interpreter of {_PYTHON}: {error}"
+            problem = f"the arguments of {request[1]} cannot be sent to the interpreter of {PYTHON}: {error}"
             fix = "Use numbers, texts, lists, mappings and arrays."
-            raise ConfigError(problem, key=_PYTHON, value=" ".join(self._command), fix=fix) from error
+            raise ConfigError(problem, key=PYTHON, value=" ".join(self._command), fix=fix) from error
 
     def loads(self, data: bytes) -> SlotReply:
         """Return the reply of a frame.
@@ -306,7 +306,7 @@ def _space(described: Any, env: Any) -> gym.Space[Any]:
     if kind == "Discrete":
         return gym.spaces.Discrete(args[0], start=args[1])
     if kind == "MultiDiscrete":
-        return gym.spaces.MultiDiscrete(args[0], dtype=args[0].dtype)
+        return gym.spaces.MultiDiscrete(args[0], dtype=args[0].dtype, start=args[1])
     if kind == "MultiBinary":
         return gym.spaces.MultiBinary(args[0])
     if kind == "Dict":
@@ -342,7 +342,7 @@ class FramePipe:
         """Return the file descriptor."""
         return self._socket.fileno()
 
-    def poll(self, timeout: float = 0.0) -> bool:
+    def poll(self, timeout: float | None = 0.0) -> bool:
         """Return whether something can be read; see :meth:`Pipe.poll`."""
         return bool(wait([self._socket], timeout))
 

@@ -227,8 +227,8 @@ class SlotProcess:
 
     def _next(self, end: float, limit: CallLimit | None) -> SlotReply | None:
         """Read a reply, as :meth:`_read` does, before the end of a limit."""
-        left = max(0.0, end - perf_counter())
-        if limit is not None and self.connection is not None and not self.connection.poll(left):
+        left = None if limit is None else max(0.0, end - perf_counter())
+        if self.connection is not None and not self.connection.poll(left) and limit is not None:
             doing = "first construction or reset" if self.started else "start of the process"
             self.kill()
             limited = f"{limit.key}={limit.seconds:g}; the process was terminated"

@@ -12,12 +12,12 @@ import gymnasium as gym
 from typing_extensions import override
 
 from rl_eval.config.settings import EvalSettings
-from rl_eval.errors import EnvError, EpisodeTimeout
+from rl_eval.errors import ConfigError, EpisodeTimeout
 from rl_eval.policies.inference.inference import RowInference
 from rl_eval.records.episode import EpisodeSpec, Lease, Phase, RunReport
 from rl_eval.runners.base import EvalRunner
 from rl_eval.runners.facts import RunnerFacts
-from rl_eval.runners.interpreter import interpreter_of, is_ours
+from rl_eval.runners.interpreter import PYTHON, interpreter_of, is_ours
 from rl_eval.runners.lane import Lane
 from rl_eval.runners.slot_process import CallLimit, SlotEnv, SlotProcess, slot_env_of, value_of
 from rl_eval.runners.slot_worker import BEGIN, CONSTRUCT
@@ -55,6 +55,8 @@ class SubprocessEvalRunner(EvalRunner):
         self._coming: dict[int, SlotEnv] = {}
         """New environments, by slot, until their first reset has returned."""
         self._num_envs = 0
+        self._versions: dict[str, str] = {}
+        """Versions of the packages in another interpreter, from the first environment."""
         self._asking: set[int] = set()
         """Slots that wait for an action."""
         self._actions: dict[int, Any] = {}
@@ -174,6 +176,7 @@ class SubprocessEvalRunner(EvalRunner):
         self._turn_started = perf_counter()
         (self._coming.get(lane.index) or slot_env_of(lane.env)).reply = reply
         if doing == BEGIN:
+            self._check_versions(slot.facts.get("provenance", self._versions))
             started = slot.since  # After the construction, if the process first built an environment.
             alive = self._try_env_reset(lane)
             if alive:
@@ -185,6 +188,12 @@ class SubprocessEvalRunner(EvalRunner):
             alive = self._try_env_step(lane, self._actions.pop(lane.index))
         if alive:
             self._asking.add(lane.index)
+
+    def _check_versions(self, versions: dict[str, str]) -> None:
+        """Raise if the interpreter of a slot has other versions than that of the first environment."""
+        if versions != self._versions:
+            problem = f"{PYTHON}: one slot has {versions}, but the first one had {self._versions}"
+            raise ConfigError(problem, key=PYTHON, value=versions, fix="Use one installation for all slots.")
 
     def _starving(self) -> bool:
         """Whether to report early: half the slots are idle and no leases are queued."""
@@ -284,10 +293,8 @@ class SubprocessEvalRunner(EvalRunner):
 
     def _construct(self, lane_index: int) -> gym.Env[Any, Any]:
         env = self.make_env(lane_index)
-        slot, first = self._slots[lane_index], self._versions()
-        if (versions := slot.facts.get("provenance", first)) != first:
-            problem = f"the interpreter of slot {lane_index} has {versions}, but that of slot 0 has {first}"
-            raise EnvError(problem, key="environment.python", value=versions, fix="Use one installation for all slots.")
+        slot = self._slots[lane_index]
+        self._versions = self._versions or slot.facts.get("provenance", {})
         self._pending.tracing.constructed(slot.build_seconds)
         self._note_limit(slot.facts["time_limit"])
         return env
@@ -299,10 +306,7 @@ class SubprocessEvalRunner(EvalRunner):
     @override
     def _bound_to(self) -> dict[str, Any]:
         """Return the versions of the packages of another interpreter."""
-        return {f"environment/{name}": value for name, value in self._versions().items()}
-
-    def _versions(self) -> dict[str, str]:
-        return self._slots[0].facts.get("provenance", {})  # type: ignore[no-any-return]
+        return {f"environment/{name}": value for name, value in self._versions.items()}
 
     @override
     def _outputs_of(self, slot: int) -> Any:

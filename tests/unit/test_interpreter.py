@@ -65,7 +65,8 @@ class Plain:
         print("stepped"); sys.stdout.flush(); os.write(1, b"from C\\n")
         self.left -= 1
         if self.left == 1: self._odd("step")
-        return self.random.randrange(1000), self.random.random() + int(action), self.left == 0, False, {}
+        info = {"thing": {1}, "left": self.left}
+        return self.random.randrange(1000), self.random.random() + int(action), self.left == 0, False, info
 
 def act(odd, frames):
     if odd == "kill": os.kill(os.getpid(), signal.SIGKILL)
@@ -99,9 +100,28 @@ class New(Old):
 class Unseeded(Old):
     seed = None
 
+class Adapter(New):
+    """It is not a wrapper of its simulator."""
+    def __init__(self): self.env = Unseeded()
+
+class Rooms(Old):
+    """Order of LIBERO: seed, reset, state of the episode."""
+    condition_keys = ["room"]
+    def __init__(self): self.env = Unseeded()
+    def seed(self, seed): self.env.random = random.Random(seed)
+    def reset(self, options=None): self.env.reset(); self.room = 0 if options is None else options["room"]; return self.room
+    def step(self, action): return (self.room, *self.env.step(action)[1:])
+
 class Graph: pass
 class Odd(New):
     observation_space = Graph()
+
+class Named(Discrete): pass
+class Subclass(New):
+    observation_space = Named(1000)
+
+class Differs(New):
+    def __init__(self): global __version__; __version__ = str(os.getpid())
 
 class Draws(New):
     def step(self, action): random.random(); return New.step(self, action)
@@ -184,6 +204,30 @@ def test_an_old_interface_has_the_records_of_the_new_one(world: Path) -> None:
     old, new = evaluate(config(world, "Old")), evaluate(config(world, "New"))
     assert old.fingerprint == new.fingerprint
     assert {record.truncated for record in old.episodes} == {True, False}
+
+
+@pytest.mark.parametrize("kind", ["Adapter", "Subclass"])
+def test_an_attribute_env_does_not_make_a_wrapper_nor_a_base_class_another_space(world: Path, kind: str) -> None:
+    assert evaluate(config(world, kind)).fingerprint == reference(world, "New")
+
+
+def test_conditions_reach_an_old_interface(world: Path) -> None:
+    made = config(world, "Rooms").evaluation(num_episodes=6, conditions={"axes": {"room": [3, 5]}})
+    made.policy(by_room)
+    result = evaluate(made)
+    assert (result.status, result.faults) == ("complete", [])
+    assert result.provenance["numerics"]["environment/seeded_by"] == "seed"
+
+
+def by_room(observations: Any) -> Any:
+    assert set(np.asarray(observations).ravel()) <= {0, 3, 5}
+    return observations % 2
+
+
+def test_slots_with_different_versions_are_an_error(world: Path) -> None:
+    """Of packages, here of the environment's own module."""
+    with refused(ConfigError, "environment.python"):
+        evaluate(config(world, "Differs"))
 
 
 def test_a_factory_receives_the_context(world: Path) -> None:

@@ -119,10 +119,11 @@ def test_every_reference_of_a_config_is_listed():
     config = result.provenance["config"]
     config["policy"]["policies"] = {"a": {"policy": "m:a", "weights": "a.pt"}}
     config["environment"] |= {"env": "a:Env-v0", "wrappers": ["m:W"], "env_kwargs": {"deep": [{"file": "f.pkl"}]}}
+    config["environment"] |= {"python": ["sh", "-c", "command"], "python_path": ["folder"]}
     config["runners"] |= {"init_fn": "m:init", "runtime_env": {"worker_process_setup_hook": "m.hook", "pip": ["m-1"]}}
     with refused(UntrustedError, "trust") as caught:
         replay(result, 0)
-    for name in ("m:a", "a.pt", "a:Env-v0", "m:W", "f.pkl", "m:init", "m.hook", "m-1"):
+    for name in ("m:a", "a.pt", "a:Env-v0", "m:W", "f.pkl", "m:init", "m.hook", "m-1", "command", "folder"):
         assert repr(name) in str(caught.value)
 
 
