@@ -92,7 +92,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[OnPolicyRunner, P
 
 
 def config_of(**policy: Any) -> EvalConfig:
-    made = EvalConfig().environment("Pendulum-v1").evaluation(num_episodes=6, seed=6)
+    made = EvalConfig().environment("Pendulum-v1").evaluation(num_episodes=4, seed=6)
     return made.policy(**policy) if policy else made
 
 
