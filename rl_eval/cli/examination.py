@@ -38,7 +38,9 @@ from rl_eval.runners import EvalRunner, VectorEvalRunner, class_of, layout_of
 from rl_eval.runners.action_masks import ActionMasks
 from rl_eval.runners.again import run_again
 from rl_eval.runners.environment import takes_context, time_limit
+from rl_eval.runners.interpreter import PYTHON
 from rl_eval.runners.multi_agent.team import build_team
+from rl_eval.runners.slot_process import slot_env_of
 from rl_eval.scheduling.plan import EpisodePlan
 
 MAX_STEPS: Final = 10_000
@@ -84,7 +86,7 @@ def check_environment(settings: EvalSettings, *, elsewhere: bool = True) -> Iter
         for finding in examination.findings():
             problems = problems or finding.level == "problem"
             yield finding
-        if elsewhere and not problems:
+        if elsewhere and not problems and settings.environment.python is None:
             yield examination.compare_processes()
 
 
@@ -129,6 +131,9 @@ class _Examination:
         self._settings, self._runners = settings, runners
         self._one_instance = settings.environment.instances == "one"
         """Whether a process can build only one environment, so that each runner needs another process."""
+        self._python = settings.environment.python is not None
+        """Whether the environment is in another interpreter, with one process per environment."""
+        self._runner = "subprocess" if self._one_instance or self._python else "vector"
         self._steps = min(settings.evaluation.max_episode_steps or MAX_STEPS, MAX_STEPS)
         self._limit: int | None = None
         """Step limit of the environment itself, if it has one."""
@@ -154,8 +159,13 @@ class _Examination:
             return
         observations, actions = map(_short, runner.spaces)
         yield ok(f"the environment can be built; observations {observations}, actions {actions}")
-        yield from _check_contract(watch.env)
-        if (limit := time_limit(watch.env)) is not None:
+        if self._python:
+            found = {key: value for key, value in runner.inference.numerics.items() if key.startswith("environment/")}
+            yield ok(f"{PYTHON}: {', '.join(f'{key[12:]} {value}' for key, value in found.items())}")
+        else:
+            yield from _check_contract(watch.env)
+        limit = time_limit(watch.env) if self._runner == "vector" else slot_env_of(watch.env).time_limit
+        if limit is not None:
             self._limit, self._steps = limit, min(limit, self._steps)
         try:
             if self._fit_steps():
@@ -253,6 +263,10 @@ class _Examination:
         again = [self._play(used, lease)[0] for lease in (*others, first)]
         alone = [*(self._play(self._new_runner()[0], lease)[0] for lease in others), reference]
         text = next(filter(None, map(_difference, alone, again)), "")
+        if self._python:
+            starts = zip((*others, first), alone, again, strict=True)
+            texts = [f"seed {one.seed}: {_start(new)}, {_start(reused)}" for one, new, reused in starts]
+            yield ok(f"digests of first observations in a new and in a reused environment: {'; '.join(texts[-2:])}")
         copies = list(self._check_starts(alone))
         if not text:
             yield ok(f"a reused environment gives the same episodes as a new one ({len(alone)} compared)")
@@ -268,7 +282,7 @@ class _Examination:
     def _check_starts(self, alone: list[Trace]) -> Iterator[Finding]:
         """Compare episodes with different seeds and equal actions, if their first observations are equal."""
         starts = {int(trace["observation"][0]) for trace in alone}
-        if len(starts) > 1 or self._settings.evaluation.conditions is not None:
+        if len(starts) > 1 or self._settings.evaluation.conditions is not None or self._python:
             return
         first, *others = self._leases
         wrappers = [partial(_Reseeded, seed=lease.seed) for lease in others]  # The actions depend on the lease's seed.
@@ -285,6 +299,8 @@ class _Examination:
 
         The two environments are stepped in turn, in one process.
         """
+        if self._python:
+            return
         if self._one_instance:
             yield note("environment.instances is one, so episodes beside another environment were not compared")
             return
@@ -317,6 +333,9 @@ class _Examination:
 
     def _check_reports(self) -> Iterator[Finding]:
         """Yield findings from the episode records and notes of the runners."""
+        if self._python:
+            seconds = sum(one.step_seconds for one in self._reports) / sum(one.env_steps for one in self._reports)
+            yield note(f"a step of the environment takes {1e3 * seconds:.3g} ms in its process")
         rows = np.concatenate([report.rows for report in self._reports])
         yield self._check_end(rows)
         notes = {without_place(text): text for report in reversed(self._reports) for text in report.notes}
@@ -396,7 +415,7 @@ class _Examination:
         return with_values(
             self._settings.model_copy(update={"policy": policy}),
             environment={"env_reuse": "lane"},
-            runners={"runner": "subprocess" if self._one_instance else "vector", "num_envs_per_runner": lanes},
+            runners={"runner": self._runner, "num_envs_per_runner": lanes},
             evaluation={"max_episode_steps": self._steps, "observers": ()},
             fault_tolerance={"episode_timeout_s": None},
         )
@@ -404,6 +423,11 @@ class _Examination:
 
 def _described(fault: Fault) -> str:
     return f"{fault.error_type}: {fault.message}"
+
+
+def _start(trace: Trace) -> str:
+    """Return a digest of the first observation."""
+    return f"{int(trace['observation'][0]) % 2**32:08x}"
 
 
 def _difference(ours: Trace, theirs: Trace) -> str:

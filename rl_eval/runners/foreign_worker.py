@@ -5,6 +5,7 @@ It needs Python 3.6 or newer, and NumPy only for arrays. The runner puts its sou
 pair: JSON, followed by the bytes of all arrays. The length of a frame is sent as multiprocessing's ``Connection`` does.
 """
 
+import functools
 import importlib
 import inspect
 import json
@@ -299,13 +300,13 @@ def versions(env: Any, name: str) -> Dict[str, str]:
     found = {"python": sys.version.split()[0]}
     packages = [re.split("[.:/]", one)[0] for one in (name, *(type(one).__module__ for one in _chain(env)))]
     for package in ("gymnasium", "gym", "numpy", *packages):
-        if package in sys.modules:
-            version = getattr(sys.modules[package], "__version__", None) or _installed(package)
-            if isinstance(version, str):
-                found[package] = version
+        version = _installed(package) or getattr(sys.modules.get(package), "__version__", None)
+        if isinstance(version, str):
+            found[package] = version
     return found
 
 
+@functools.lru_cache(None)
 def _installed(package: str) -> Optional[str]:
     try:
         metadata = importlib.import_module("importlib.metadata")  # Python 3.8 or newer.

@@ -81,7 +81,7 @@ class SlotProcess:
         self._closing = 0
         """Number of closes that have not ended."""
         self.facts: dict[str, Any] = {}
-        """Attributes (:data:`_FACTS`) and time limit of the environment that was built last."""
+        """Attributes (:data:`FACTS`) of the environment that was built last."""
         self.build_seconds = 0.0
         """Build time of the same environment, in seconds."""
 

@@ -26,7 +26,7 @@ from rl_eval.supervision.caller import expect_no_ctrl_c, survivable
 
 _SEARCHED: Final = 200_000
 """Number of characters of an error that are searched for secrets. It is more than any message shows."""
-FACTS: Final = ("observation_space", "action_space", "render_mode", "metadata", "condition_keys")
+FACTS: Final = ("observation_space", "action_space", "render_mode", "metadata", "condition_keys", "time_limit")
 """Attributes of an environment that its runner reads without a call."""
 
 BEGIN: Final = "begin"
@@ -189,7 +189,7 @@ def fast_dumps(value: Any) -> bytes:
 
 
 def _facts(env: Any) -> dict[str, Any]:
-    """Return an environment's attributes (:data:`FACTS`) and time limit, which the runner reads without a call."""
+    """Return the facts of an environment; its time limit is that of its wrappers."""
     facts = {name: attribute_of(env, name) for name in FACTS} | {"time_limit": time_limit(env)}
     return {name: value for name, value in facts.items() if _travels(value)}
 

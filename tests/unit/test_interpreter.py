@@ -8,6 +8,7 @@ import json
 import math
 import os
 import pickle
+import re
 import struct
 import subprocess
 import sys
@@ -23,9 +24,13 @@ from hypothesis import strategies as st
 from waiting import eventually
 
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
+from rl_eval.cli.examination import check_environment
 from rl_eval.errors import ConfigError
+from rl_eval.recording.replay import replay
+from rl_eval.recording.video import record_videos
 from rl_eval.runners import foreign_worker
 from rl_eval.runners.foreign_worker import dumps, loads
+from rl_eval.runners.interpreter import PYTHON
 from rl_eval.runners.subprocess_slots import SubprocessEvalRunner
 from tests.refused import refused, untold
 
@@ -109,7 +114,10 @@ class Rooms(Old):
     condition_keys = ["room"]
     def __init__(self): self.env = Unseeded()
     def seed(self, seed): self.env.random = random.Random(seed)
-    def reset(self, options=None): self.env.reset(); self.room = 0 if options is None else options["room"]; return self.room
+    def reset(self, options=None):
+        self.env.reset()
+        self.room = 0 if options is None else options["room"]
+        return self.room
     def step(self, action): return (self.room, *self.env.step(action)[1:])
 
 class Graph: pass
@@ -119,6 +127,16 @@ class Odd(New):
 class Named(Discrete): pass
 class Subclass(New):
     observation_space = Named(1000)
+
+class Changes(New):
+    def seed(self, seed): self.random = random.Random()
+
+class Films(New):
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 5}
+    def __init__(self, render_mode=None): self.render_mode = render_mode
+    def render(self):
+        import numpy
+        return numpy.full((16, 16, 3), self.left, numpy.uint8)
 
 class Differs(New):
     def __init__(self): global __version__; __version__ = str(os.getpid())
@@ -274,6 +292,35 @@ def test_wrappers_of_rl_eval_work_in_the_runner(world: Path) -> None:
 def test_a_draw_from_a_global_generator_is_noted(world: Path) -> None:
     result = evaluate(config(world, "Draws"))
     assert any("Python's global generator" in note for note in result.notes)
+
+
+# ------------------------------------------------------------------------------ doctor, replays and videos
+
+
+def test_doctor_examines_the_environment_there(world: Path) -> None:
+    """With its versions, the cost of a step, and first observations of seeds, in new and in reused environments."""
+    findings = list(check_environment(config(world, "New").build()))
+    text = " ".join(one.text for one in findings)
+    assert {one.level for one in findings} == {"ok", "note"}
+    assert not untold(text, PYTHON, sys.version.split()[0], "plain_world", "ms")
+    starts = re.findall(r"seed \d+: (\w+), (\w+)", text)
+    assert len(starts) == 2
+    assert all(new == reused for new, reused in starts)
+    assert starts[0] != starts[1]
+    findings = list(check_environment(config(world, "Changes").build()))
+    assert [one.level for one in findings if "equal seeds" in one.text] == ["problem"]
+
+
+def test_episodes_run_again_and_have_videos(world: Path) -> None:
+    """Without a part of the environment in this process."""
+    made = config(world, "Films", python=sys.executable).policy("random", deterministic=False)
+    result = evaluate(made, output=str(world / "run"))
+    assert "plain_world" not in sys.modules
+    assert replay(result, 3, trust=True).identical
+    (film,) = record_videos(result, "first", world / "films", trust=True)
+    assert film.identical
+    assert film.frames == result.table.record(film.index).length + 1
+    assert not workers()
 
 
 # ------------------------------------------------------------------------------ faults
