@@ -1,0 +1,1 @@
+"""openpi: policies on a server, by openpi's websocket protocol."""
