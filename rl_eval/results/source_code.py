@@ -76,7 +76,7 @@ def _sources(settings: EvalSettings, objects: dict[str, Any]) -> Iterator[Any]:
     """Yield the names and the objects that implement environment, policies, metrics, rules and runners."""
     env, policies = settings.environment, sections_of(settings.policy)
     if env.python is None:
-        yield from (env.env, _entry_point(env.env), env.wrappers)
+        yield from (env.env, _entry_point(env.env), *_live(env.wrappers))
     yield settings.policy.policy_mapping_fn
     yield from (*settings.evaluation.metrics.values(), *settings.evaluation.rules)
     yield from (settings.runners.runner, settings.runners.init_fn)

@@ -15,6 +15,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+
+pytest.importorskip("sb3_contrib")
+
 from sb3_worlds import make_model
 from stable_baselines3 import PPO
 from stable_baselines3.common.policies import ActorCriticPolicy
