@@ -82,7 +82,7 @@ def _described(item: Any, parts: List[bytes]) -> Any:
     raise TypeError("a %s cannot be sent" % (kind.__name__ if dtype is None else "%s of %s" % (kind.__name__, dtype)))
 
 
-def loads(data: bytes) -> Any:
+def loads(data: Any) -> Any:
     """Return the value of a frame.
 
     Raises:

@@ -42,6 +42,8 @@ _OTHER_WORKER: Final = (
 """One line, since some programs that start others, such as ``conda run``, refuse arguments with line breaks."""
 _MOST_BEFORE: Final = 2**16
 """Number of bytes that a command may print before the mark of the worker."""
+_BUFFER: Final = 2**20
+"""Number of bytes that a worker can send at once, if the system allows it."""
 PYTHON: Final = "environment.python"
 
 
@@ -54,7 +56,7 @@ class Pipe(Protocol):
     def poll(self, timeout: float | None = 0.0) -> bool:
         """Return whether something can be read within a time, in seconds; None waits without a limit."""
 
-    def take(self) -> bytes | None:
+    def take(self) -> bytes | memoryview | None:
         """Return the next message; None if only a part of it has come.
 
         Raises:
@@ -82,7 +84,7 @@ class Interpreter(Protocol):
     def dumps(self, request: tuple[Any, ...]) -> bytes:
         """Return a request as bytes."""
 
-    def loads(self, data: bytes) -> SlotReply:
+    def loads(self, data: bytes | memoryview) -> SlotReply:
         """Return a reply from its bytes."""
 
     def checked(self, facts: dict[str, Any]) -> dict[str, Any]:
@@ -142,7 +144,7 @@ class OwnInterpreter:
         """Pickle a request."""
         return fast_dumps(request)
 
-    def loads(self, data: bytes) -> SlotReply:
+    def loads(self, data: bytes | memoryview) -> SlotReply:
         """Unpickle a reply."""
         reply: SlotReply = pickle.loads(data)
         return reply
@@ -215,6 +217,7 @@ class OtherInterpreter:
         starts the interpreter ends with it.
         """
         ours, theirs = socket.socketpair()
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
         mark = secrets.token_bytes(16)
         source = base64.b64encode(zlib.compress(Path(foreign_worker.__file__).read_bytes())).decode()
         variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
@@ -254,7 +257,7 @@ class OtherInterpreter:
             fix = "Use numbers, texts, lists, mappings and arrays."
             raise ConfigError(problem, key=PYTHON, value=" ".join(self._command), fix=fix) from error
 
-    def loads(self, data: bytes) -> SlotReply:
+    def loads(self, data: bytes | memoryview) -> SlotReply:
         """Return the reply of a frame.
 
         Raises:
@@ -333,10 +336,13 @@ class FramePipe:
 
     def __init__(self, ours: socket.socket, mark: bytes) -> None:
         self._socket, self._mark, self._before = ours, mark, 0
+        self._buffer = bytearray(2**16)
         self._begin(foreign_worker.LENGTH.size, is_length=True)
 
     def _begin(self, size: int, *, is_length: bool) -> None:
-        self._part, self._count, self._is_length = bytearray(size), 0, is_length
+        if size > len(self._buffer):
+            self._buffer = bytearray(size)
+        self._part, self._count, self._is_length = memoryview(self._buffer)[:size], 0, is_length
 
     def fileno(self) -> int:
         """Return the file descriptor."""
@@ -346,18 +352,18 @@ class FramePipe:
         """Return whether something can be read; see :meth:`Pipe.poll`."""
         return bool(wait([self._socket], timeout))
 
-    def take(self) -> bytes | None:
-        """Return the next frame; see :meth:`Pipe.take`."""
+    def take(self) -> memoryview | None:
+        """Return the next frame, until the next call; see :meth:`Pipe.take`."""
         try:
             while self._mark:
                 self._find_mark()
             while True:
                 while rest := len(self._part) - self._count:
-                    count = self._socket.recv_into(memoryview(self._part)[self._count :], rest, socket.MSG_DONTWAIT)
+                    count = self._socket.recv_into(self._part[self._count :], rest, socket.MSG_DONTWAIT)
                     if not count:
                         raise EOFError
                     self._count += count
-                data = bytes(self._part)
+                data = self._part
                 if not self._is_length:
                     self._begin(foreign_worker.LENGTH.size, is_length=True)
                     return data
@@ -392,7 +398,7 @@ class FramePipe:
         self._socket.close()
 
 
-def _size(data: bytes) -> int:
+def _size(data: memoryview) -> int:
     (size,) = foreign_worker.LENGTH.unpack(data)
     if not 0 < size <= foreign_worker.MOST_BYTES:
         raise ValueError(f"it announced a frame of {size} bytes; a frame has at most {foreign_worker.MOST_BYTES}")
