@@ -103,16 +103,21 @@ class ReportsConnections(Protocol):
 
 
 class Answer(NamedTuple):
-    """Answer of a :class:`Deferred` policy to one request."""
+    """Answer of a :class:`Deferred` policy to the rows of one request, or to some of them.
+
+    A second answer to a row is ignored. If several rows have one error, each of them is sent again in its own request.
+    """
 
     request: int
     """Number of the request."""
     actions: Any = None
-    """Actions, with a row for each row of the request."""
+    """Actions, with a row for each row of the answer."""
     state: Any = None
     """Next state of these rows; None for a policy without state."""
     error: BaseException | None = None
-    """Error for all rows of the request; then there are no actions."""
+    """Error for all rows of the answer; then there are no actions."""
+    rows: Any = None
+    """Places of these rows in the request; None for all of its rows."""
 
 
 @runtime_checkable
@@ -120,7 +125,8 @@ class Deferred(Protocol):
     """Policy whose answers come later, such as the client of a server. Its ``act`` sends a request and waits.
 
     A runner with one process per environment sends rows when they are ready, and waits for answers and environments
-    together. If the policy has a method ``ended(state)``, it is called with the row of the state when an episode ends.
+    together. If the policy has a method ``ended(state)``, it is called with the row of the state when an episode ends, and
+    with the state of an answer that comes after the end.
     """
 
     def send(self, observations: Any, state: Any, noise: NoiseSource | None) -> int:

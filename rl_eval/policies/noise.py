@@ -7,7 +7,7 @@ three rounds of SplitMix64, one each for the seed, the step and the draw.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,10 @@ class EpisodeNoise:
         keys = mix(seeds.astype(np.uint64) + _STREAM)
         self._counters = mix(keys + steps.astype(np.uint64) * GAMMA)
         self._used = 0
+
+    def take(self, rows: Any) -> EpisodeNoise:
+        """Return the noise of some lanes, before any draw."""
+        return EpisodeNoise(self.seeds[rows], self.steps[rows])
 
     def uniform(self, count: int) -> npt.NDArray[np.float64]:
         """Return the next ``count`` uniform numbers in (0, 1) for each lane's current step, shape (batch, count)."""

@@ -42,8 +42,11 @@ class Held(Now):
         self.sent: list[Any] = []
         self.answers: list[Answer] = []
         self.gone: list[float] = []
+        self.refuses = float("nan")
 
     def send(self, observations: Any, state: Any, noise: Any) -> int:
+        if self.refuses in observations:
+            raise ValueError("not finite")
         self.sent.append((observations, state, noise))
         return len(self.sent)
 
@@ -102,12 +105,53 @@ def test_an_ended_episode_is_told_to_the_policy_once() -> None:
     assert len(policy.gone) == 1
 
 
-def test_an_error_is_that_of_the_rows_of_its_request() -> None:
+def test_rows_of_a_failed_request_are_sent_again_alone() -> None:
+    """One bad observation uses up an attempt of its own episode only, and the noise of the others does not advance."""
     policy, inference = held()
-    inference.ask([0, 2])
-    inference.ask([1])
+    inference.ask([0, 1, 2])
     policy.answers.append(Answer(1, error=PolicyError("no", key="act")))
-    policy.answers.append(Answer(2, np.zeros((1, 7))))
+    assert inference.answered()[0] == []
+    assert [sent[2].steps.tolist() for sent in policy.sent] == [[0, 0, 0], [0], [0], [0]]
+    assert [sent[0][:, 0].tolist() for sent in policy.sent[1:]] == [[0], [1], [2]]
+    policy.answers.append(Answer(3, np.zeros((1, 7))))
+    policy.release(2)
+    policy.release(4)
     lanes, _, errors = inference.answered()
-    assert sorted(lanes) == [0, 1, 2]
-    assert {lane: type(error) for lane, error in errors.items()} == dict.fromkeys((0, 1, 2), PolicyError)
+    assert (sorted(lanes), [*errors]) == ([0, 1, 2], [1])
+    assert isinstance(errors[1], PolicyError)
+
+
+def test_a_request_that_cannot_be_sent_is_an_error_of_its_row() -> None:
+    policy, inference = held()
+    policy.refuses = 1.0
+    inference.ask([0, 1, 2])
+    assert inference.answered()[0] == [1]
+    assert [len(sent[0]) for sent in policy.sent] == [1, 1]
+
+
+def test_rows_of_a_request_are_answered_one_by_one() -> None:
+    """A second answer to a row, and an answer to an unknown request, change nothing."""
+    policy, inference = held()
+    inference.ask([2, 0, 1])
+    policy.release(1)
+    whole = policy.answers.pop()
+    for row, found in ((1, [0]), (1, []), (0, [2])):
+        policy.answers += [Answer(1, whole.actions[[row]], whole.state[[row]], rows=[row]), Answer(9, whole.actions)]
+        assert inference.answered()[0] == found
+    state = np.array(inference._state)
+    policy.answers.append(whole)
+    assert inference.answered()[0] == [1]
+    assert inference.awaited == 0
+    assert np.array_equal(state[[0, 2]], inference._state[[0, 2]])
+
+
+def test_a_policy_learns_of_the_end_before_its_first_answer() -> None:
+    """Its answer carries the state by which the policy knows the episode."""
+    policy, inference = held(1)
+    inference.ask([0])
+    inference.end(0)
+    assert policy.gone == [0.0]
+    policy.release(1)
+    expected = float(policy.answers[0].state.sum())
+    assert inference.answered()[0] == []
+    assert policy.gone == [0.0, expected]

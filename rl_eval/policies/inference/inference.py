@@ -25,7 +25,8 @@ import tree
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import PolicyError, PolicyUnavailable
 from rl_eval.policies.inference.device_observations import DeviceObservations
-from rl_eval.policies.inference.probe import BLOCK, Probe, buffers_kept
+from rl_eval.policies.inference.late import Received, Requests
+from rl_eval.policies.inference.probe import BLOCK, Probe, buffers_kept, checked_answer
 from rl_eval.policies.inference.protocol import NO_ANSWERS, Answers
 from rl_eval.policies.inference.spaces import (
     ActionReader,
@@ -108,15 +109,9 @@ class RowInference:
         """For each forward pass of the last :meth:`act`: its rows, and the policy's outputs for these rows."""
         self._num_live = 0
         self._answers = NO_ANSWERS
-        self._deferred: Deferred | None = None
-        """The policy, if the runner does not wait for its answers."""
+        self.requests: Requests | None = None
+        """Requests to the policy, if the runner does not wait for its answers."""
         self._ended: Callable[[Any], object] | None = getattr(policy, "ended", None)
-        self._episodes = np.zeros(self._rows, np.int64)
-        """Number of episodes that each lane has begun."""
-        self._asked = np.zeros(self._rows, np.int64)
-        """Number of requests for each lane's episode."""
-        self._flight: dict[int, tuple[npt.NDArray[np.int64], ...]] = {}
-        """Lanes of each request without an answer, and their numbers of episodes and of requests."""
         self._outputs: dict[int, Any] | None = None
         """The same outputs by lane; None before :meth:`outputs` is called."""
         self.sweeps: SweepLog | None = None
@@ -138,8 +133,7 @@ class RowInference:
         self._num_live += not self.live[lane]
         self.live[lane] = True
         self._seeds[lane] = seed
-        self._steps[lane] = self._asked[lane] = 0
-        self._episodes[lane] += 1
+        self._steps[lane] = 0
         if self._fresh_state is None:
             return
         with no_grad():
@@ -151,6 +145,8 @@ class RowInference:
         if self.live[lane] and self._ended is not None:
             self._ended(take_rows(self._state, slice(lane, lane + 1)))
         self.live[lane] = False
+        if self.requests is not None:
+            self.requests.waiting[lane] = False
 
     def act(self) -> tuple[Any, dict[int, BaseException]]:
         """Choose an action for every live lane.
@@ -190,7 +186,7 @@ class RowInference:
 
     def defer(self) -> None:
         """Send the rows of :meth:`ask` without waiting for the answers, if the policy is :class:`Deferred`."""
-        self._deferred = self._policy if isinstance(self._policy, Deferred) else None
+        self.requests = Requests(self._policy, self._rows) if isinstance(self._policy, Deferred) else None
 
     def ask(self, lanes: Sequence[int]) -> None:
         """Choose actions for some of the live lanes. Episodes in the other lanes do not advance.
@@ -198,8 +194,8 @@ class RowInference:
         A row does not depend on the other rows, so its action is the same as in a pass over all rows. With
         ``policy.inference`` ``batched``, the last bits may differ.
         """
-        if self._deferred is not None:
-            self._send(self._deferred, np.array(lanes, np.int64))
+        if self.requests is not None:
+            self._send(self.requests, np.array(lanes, np.int64))
             return
         if len(lanes) == self._num_live:
             actions, errors = self.act_together()
@@ -217,59 +213,62 @@ class RowInference:
 
     def answered(self) -> Answers:
         """Return the answers since the last call. A local policy answers for all lanes of :meth:`ask`."""
-        if self._deferred is not None:
-            return self._received(self._deferred)
+        if self.requests is not None:
+            return self._received(self.requests)
         answers, self._answers = self._answers, NO_ANSWERS
         return answers
 
     @property
     def awaited(self) -> int:
         """Number of lanes that wait for an answer."""
-        return sum(int(np.count_nonzero(self._still(*one))) for one in self._flight.values())
+        return 0 if self.requests is None else int(np.count_nonzero(self.requests.waiting))
 
     def fileno(self) -> int:
         """Return the file descriptor that can be read when an answer may have come."""
-        assert self._deferred is not None
-        return self._deferred.fileno()
+        assert self.requests is not None
+        return self.requests.policy.fileno()
 
-    def _send(self, policy: Deferred, lanes: npt.NDArray[np.int64]) -> None:
+    def _send(self, requests: Requests, lanes: npt.NDArray[np.int64]) -> None:
         noise = None if self._deterministic else EpisodeNoise(self._seeds[lanes], self._steps[lanes])
-        state = copy_batch(take_rows(self._state, lanes))
-        self._asked[lanes] += 1
         if not self._deterministic:
             self._steps[lanes] += 1
-        number = policy.send(copy_batch(take_rows(self.observations.arrays, lanes)), state, noise)
-        self._flight[number] = lanes, self._episodes[lanes], self._asked[lanes]
+        with no_grad():
+            requests.ask(lanes, take_rows(self.observations.arrays, lanes), take_rows(self._state, lanes), noise)
 
-    def _still(self, lanes: Array, episodes: Array, asked: Array) -> npt.NDArray[np.bool_]:
-        """Whether each lane of a request still waits for its answer: its episode may have ended, or begun again."""
-        same = (self._episodes[lanes] == episodes) & (self._asked[lanes] == asked)
-        return np.asarray(self.live[lanes] & same)
-
-    def _received(self, policy: Deferred) -> Answers:
-        """Return the answers that have come. Store the states of the lanes that still wait."""
-        answered: list[int] = []
+    def _received(self, requests: Requests) -> Answers:
+        """Return the answers that have come. Store the states of the lanes that wait for them."""
         errors: dict[int, BaseException] = {}
         parts = []
-        self._computed, self._outputs = [], None
-        for answer in policy.received():
-            request = self._flight.pop(answer.request)
-            still = np.flatnonzero(self._still(*request))
-            lanes = request[0][still]
-            answered += lanes.tolist()
-            try:
-                if answer.error is not None:
-                    raise answer.error
-                actions = self._reader.read(answer.actions, np.isin(np.arange(len(request[0])), still))
-            except survivable() as error:
-                errors |= dict.fromkeys(lanes.tolist(), error)
-                continue
-            self._keep_state(lanes, take_rows(answer.state, still))
-            parts.append((lanes, copy_batch(take_rows(actions, still))))
-        actions = self._reader.split(self._gather(parts)) if answered else ()
+        with no_grad():
+            for received in requests.received():
+                lanes = received.lanes
+                try:
+                    parts.append((lanes, self._taken(received)))
+                except PolicyUnavailable:
+                    raise
+                except survivable() as error:
+                    if len(received.rows) > 1:  # One bad observation uses up an attempt of only one episode.
+                        requests.ask_alone(received)
+                        continue
+                    errors |= {lane: self._explained(error, lane) for lane in lanes.tolist()}
+                requests.waiting[lanes] = False
+        answered = [lane for lanes, _ in parts for lane in lanes.tolist()]
+        actions = self._reader.split(self._gather(parts)) if parts else ()
         if self._connections is not None and getattr(self._policy, "connections", None) != self._connections:
             self.probe_again()
-        return answered, actions, errors
+        return [*answered, *errors], actions, errors
+
+    def _taken(self, received: Received) -> Any:
+        """Return the actions of the lanes that wait for an answer, and store their states."""
+        answer, still = received.answer, received.still
+        if answer.error is not None:
+            raise answer.error
+        actions, state = checked_answer(self._policy, (answer.actions, answer.state), self._state)
+        actions = self._reader.read(actions, still)
+        self._keep_state(received.lanes, take_rows(state, np.flatnonzero(still)))
+        for row in np.flatnonzero(received.gone) if self._ended is not None else ():
+            self._ended(take_rows(state, slice(row, row + 1)))  # type: ignore[misc]
+        return take_rows(actions, still)
 
     @property
     def rows_per_pass(self) -> int | None:
@@ -286,12 +285,12 @@ class RowInference:
         return self._outputs.get(lane)
 
     def sweep_log(self) -> SweepLog | None:
-        """Return the log of sweeps; None if observations or actions are nested, or observations are on a device."""
+        """Return the log of sweeps; None for nested arrays, for arrays on a device, and if answers come later."""
         from rl_eval.policies.inference.sweep_log import SweepLog
 
         space, observations = self._reader.structure, self.observations.arrays
-        on_device = isinstance(self.observations, DeviceObservations)
-        if on_device or isinstance(space, (dict, tuple)) or not isinstance(observations, np.ndarray):
+        apart = isinstance(self.observations, DeviceObservations) or self.requests is not None
+        if apart or isinstance(space, (dict, tuple)) or not isinstance(observations, np.ndarray):
             return None
         if self.sweeps is None:
             self.sweeps = SweepLog(observations, np.empty((self._rows, *(space.shape or ())), space.dtype))
