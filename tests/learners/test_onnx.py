@@ -250,7 +250,7 @@ def test_a_session_has_no_threads_of_its_own(folder: Path) -> None:
     path, made = model(folder, "mlp free", "Pendulum-v1"), gym.make("Pendulum-v1")
     before = len([*Path("/proc/self/task").iterdir()])
     policy = adapt_policy(PolicySection(), made.observation_space, made.action_space, load_policy(str(path)))
-    assert len([*Path("/proc/self/task").iterdir()]) == before
+    assert len([*Path("/proc/self/task").iterdir()]) <= before  # A thread of an earlier test may end.
     assert policy is not None
 
 
