@@ -150,7 +150,7 @@ class EnvContext(dict):  # type: ignore[type-arg]
 def build(where: Dict[str, Any]) -> Any:
     """Build an environment from its name, with its wrappers."""
     name = where["env"]
-    if re.fullmatch(where["ids"], name):
+    if ":" not in name or "/" in name or re.fullmatch(where["ids"], name):
         env = _registered(name, where["env_kwargs"])
     else:
         env = _called(_imported(name), where["env_kwargs"], where["context"])

@@ -34,6 +34,7 @@ FOLLOWED = {
     "tests/unit/test_extending.py": ("extending",),
     "tests/unit/test_multi_agent.py": ("multi_agent",),
     "tests/unit/test_ope.py": ("trajectories",),
+    "tests/unit/test_other_python.py": ("other_python",),
     "tests/unit/test_report_docs.py": ("report",),
 }
 """Tests that follow pages of their own; ``tests/unit/test_docs_site.py`` follows all others that have code."""
