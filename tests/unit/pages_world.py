@@ -50,6 +50,9 @@ PROGRAMS = {
     "jax_actor.py": "test_foreign_arrays.py runs it: with a stand-in, and where JAX is installed with that",
     "jax_drift.py": "tests/simulators/test_jumanji.py runs it where JAX is installed",
     "sampling.py": "test_foreign_arrays.py runs it",
+    "lift.py": "it needs robosuite in another Python",
+    "reach.py": "it needs Meta-World in another Python",
+    "remote_env.py": "test_other_python.py runs it",
 }
 """Files of Python that a page shows and does not use itself, and what runs them."""
 _FENCE = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)

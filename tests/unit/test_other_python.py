@@ -6,7 +6,6 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -14,7 +13,7 @@ import pytest
 import yaml
 
 from rl_eval import EvalConfig, evaluate
-from tests.unit.pages_world import DOCS, blocks
+from tests.unit.pages_world import DOCS, Reader, blocks, pages
 
 BLOCKS = blocks(DOCS / "other_python.md")
 
@@ -48,10 +47,9 @@ class _Answers(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EvalConfig]:
+def config(reader: Reader) -> Iterator[EvalConfig]:
     (block,) = (block for block in BLOCKS if block.title == "remote_env.py")
-    (tmp_path / block.title).write_text(block.text)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    (reader.folder / block.title).write_text(block.text)
     server = HTTPServer(("127.0.0.1", 0), _Answers)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -68,8 +66,10 @@ def here() -> str:
     return evaluate(made.evaluation(num_episodes=5)).fingerprint
 
 
-def test_the_remote_environment_is_the_one_of_this_process(config: EvalConfig) -> None:
+def test_the_remote_environment_is_the_one_of_this_process(config: EvalConfig, reader: Reader) -> None:
     assert evaluate(config.evaluation(determinism_check=0)).fingerprint == here()
+    for page in pages("tests/unit/test_other_python.py"):
+        reader.follow(page)
 
 
 def test_a_late_answer_costs_an_attempt(config: EvalConfig, monkeypatch: pytest.MonkeyPatch) -> None:
