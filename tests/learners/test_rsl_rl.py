@@ -146,7 +146,8 @@ def test_a_recurrent_model_has_a_state_per_episode(kind: str, tmp_path: Path) ->
     torch.save({"actor_state_dict": model.state_dict()}, tmp_path / "model_1.pt")
     config = config_of(policy=f"rsl_rl:{tmp_path}/model_1.pt", policy_kwargs={"cfg": {"actor": actor}})
     result = evaluate(config)
-    assert ours(result) == theirs(result, model.eval())
+    for mine, own in zip(ours(result), theirs(result, model.eval()), strict=True):
+        assert mine == pytest.approx(own, rel=1e-5)  # A pass has 16 rows, the loop one.
     assert evaluate(config_of(), model).fingerprint == result.fingerprint
 
 
