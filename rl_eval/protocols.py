@@ -125,8 +125,9 @@ class Deferred(Protocol):
     """Policy whose answers come later, such as the client of a server. Its ``act`` sends a request and waits.
 
     A runner with one process per environment sends rows when they are ready, and waits for answers and environments
-    together. If the policy has a method ``ended(state)``, it is called with the row of the state when an episode ends, and
-    with the state of an answer that comes after the end.
+    together. A vector runner steps one half of its environments while the other half waits for answers. If the policy
+    has a method ``ended(state)``, it is called with the row of the state when an episode ends, and with the state of an
+    answer that comes after the end.
     """
 
     def send(self, observations: Any, state: Any, noise: NoiseSource | None) -> int:

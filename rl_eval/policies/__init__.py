@@ -26,7 +26,7 @@ from rl_eval.config.settings import NORMALIZER, PolicySection
 from rl_eval.errors import ConfigError, PolicyError, summary_of
 from rl_eval.policies.normalization import NormalizedPolicy, by_path, check_shapes
 from rl_eval.policies.subject import check_arguments
-from rl_eval.protocols import NoiseSource, Policy
+from rl_eval.protocols import Deferred, NoiseSource, Policy
 from rl_eval.supervision.caller import survivable
 from rl_eval.weights import module_of
 
@@ -72,10 +72,12 @@ def adapt_policy(
     if section.chunk is None:
         return adapted
     from rl_eval.policies.chunks import ChunkedPolicy
+    from rl_eval.policies.late_chunks import LateChunks
 
     if isinstance(adapted, ChunkedPolicy):
         return adapted
-    return ChunkedPolicy(adapted, section, observation_space, action_space)
+    executor = LateChunks if isinstance(adapted, Deferred) else ChunkedPolicy
+    return executor(adapted, section, observation_space, action_space)
 
 
 def _normalized(policy: Policy, section: PolicySection, observation_space: gym.Space[Any]) -> Policy:

@@ -7,7 +7,7 @@ chunk of an episode is used at once, because there is no former chunk.
 
 from __future__ import annotations
 
-from typing import Any, Final, final
+from typing import Any, Final
 
 import gymnasium as gym
 import numpy as np
@@ -29,7 +29,6 @@ _FORWARDED: Final = ("connections", "explained", "result_notes", "takes_device_a
 """Optional attributes of the inner policy that also hold for the policy that executes its chunks."""
 
 
-@final
 class ChunkedPolicy:
     """Policy that executes the chunks of an inner policy. The chunk in use is part of the state of a lane.
 
@@ -128,7 +127,11 @@ class ChunkedPolicy:
         self, observations: Any, inner: Any, due: npt.NDArray[np.bool_], noise: NoiseSource | None
     ) -> tuple[Any, Any]:
         """Return the chunks of the inner policy, and its next state."""
-        chunk, following = checked_answer(self._policy, self._policy.act(observations, inner, due, noise), inner)
+        return self._read(self._policy.act(observations, inner, due, noise), inner, due)
+
+    def _read(self, answer: Any, inner: Any, due: npt.NDArray[np.bool_]) -> tuple[Any, Any]:
+        """Return the chunks and the next state in an answer of the inner policy."""
+        chunk, following = checked_answer(self._policy, answer, inner)
         return self._reader.read(chunk, due), following
 
     def _learned_horizon(self, observation_space: gym.Space[Any], deterministic: bool) -> int:

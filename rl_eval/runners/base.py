@@ -9,7 +9,7 @@ and where the episode runs again.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any, Final, TypeVar
@@ -21,6 +21,8 @@ from typing_extensions import override
 
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import EnvError
+from rl_eval.policies.inference.inference import RowInference
+from rl_eval.policies.inference.late import Requests
 from rl_eval.records.episode import PROGRESS, EpisodeSpec, Phase, RunReport
 from rl_eval.runners.core import Attempt, RunnerCore
 from rl_eval.runners.environment import (
@@ -38,6 +40,10 @@ from rl_eval.supervision.caller import survivable
 from rl_eval.supervision.flight_recorder import ACT, CLOSE, CONSTRUCT, NOW, RESET, SINCE, FlightRecorder
 
 Result = TypeVar("Result")
+LEAST_WAIT_S: Final = 0.05
+"""Seconds that a call may wait for its first reply or answer, even if its budget is smaller."""
+LOOK_S: Final = 0.1
+"""Longest wait between two checks of the deadlines, in seconds."""
 _ACTING: Final = FlightRecorder.mark(ACT, 0)
 """State in the flight recorder during a call of the policy."""
 
@@ -63,6 +69,8 @@ class EvalRunner(RunnerCore):
         self._spent = 0
         """Number of lanes that may not begin an attempt before the next report."""
         self._turn_started = 0.0
+        self._requests: Requests | None = None
+        """Requests to a policy that answers later; None if the runner waits for each answer."""
         super().__init__(settings, runner_index, policy)
         self._cells, self._clock = self._recorder.cells, self._recorder.clock
         self._write_observation = self._inference.observations.write
@@ -157,6 +165,40 @@ class EvalRunner(RunnerCore):
         if len(rows) == len(self.slots) and not errors:
             return zip(self.slots, actions, strict=False)
         return iter([(self.slots[row], actions[row]) for row in rows if row not in errors])
+
+    def _defer(self) -> None:
+        """Do not wait for the answers of a policy that answers later."""
+        if isinstance(self._inference, RowInference):
+            self._requests = self._inference.defer()
+
+    @property
+    def _awaited(self) -> int:
+        """Number of slots that wait for a late answer."""
+        return 0 if self._requests is None else self._requests.awaited
+
+    def _ask(self, lanes: Sequence[int]) -> None:
+        """Send the rows of some live slots to a policy that answers later."""
+        now = perf_counter()
+        for index in lanes:
+            self.slots[index].asked = now
+        self._inference.ask(lanes)
+
+    def _answered(self) -> Iterator[tuple[Lane, Any]]:
+        """Yield pairs of slot and action for the late answers that have come.
+
+        The time of an episode in the policy is the time for which it waited for answers. A failure of the policy ends
+        the attempt for which it failed.
+        """
+        rows, actions, errors = self._inference.answered()
+        now = perf_counter()
+        for row in rows:
+            lane = self.slots[row]
+            self._pending.inference_seconds += now - lane.asked
+            lane.inference_started -= now - lane.asked
+            if row in errors:
+                self.fail(row, "policy", "act", errors[row])
+            else:
+                yield lane, actions[row]
 
     def step(self, lane: Lane, action: Any) -> bool:
         """Step the environment of a slot; return whether its attempt continues."""

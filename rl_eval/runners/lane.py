@@ -59,6 +59,9 @@ class Lane:
     reset_seconds: float = 0.0
     step_seconds: float = 0.0
     inference_started: float = 0.0
+    """Reading of the inference clock at the start, minus the seconds for which the attempt waited for late answers."""
+    asked: float = 0.0
+    """Time of the last request to a policy that answers later."""
     stale: bool = False
     """Whether the lane's environment must not be used for another attempt."""
     unreported: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.connection import wait
 from time import perf_counter
 from typing import Any, ClassVar, Final, TypeVar, final
@@ -15,7 +15,7 @@ from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import ConfigError, EpisodeTimeout
 from rl_eval.policies.inference.inference import RowInference
 from rl_eval.records.episode import EpisodeSpec, Lease, Phase, RunReport
-from rl_eval.runners.base import EvalRunner
+from rl_eval.runners.base import LEAST_WAIT_S, LOOK_S, EvalRunner
 from rl_eval.runners.facts import RunnerFacts
 from rl_eval.runners.interpreter import PYTHON, interpreter_of, is_ours
 from rl_eval.runners.lane import Lane
@@ -23,10 +23,8 @@ from rl_eval.runners.slot_process import CallLimit, SlotEnv, SlotProcess, slot_e
 from rl_eval.runners.slot_worker import BEGIN, CONSTRUCT
 from rl_eval.runners.values import read_reset
 
-_LEAST_WAIT_S: Final = 0.05
-"""Seconds that a call may wait for its first reply, even if its budget is smaller."""
-_LOOK_S: Final = 0.1
-"""Longest wait between two checks of the deadlines, in seconds."""
+_SLOW_S: Final = 0.002
+"""Seconds from which a pass of the policy is slow, so that it is worth waiting for more rows."""
 _GRACE_S: Final = 5.0
 """Seconds to wait for the reply to an abandoned request, before the process is killed."""
 _STOP_S: Final = 2.0
@@ -59,6 +57,10 @@ class SubprocessEvalRunner(EvalRunner):
         """Versions of the packages in another interpreter, from the first environment."""
         self._asking: set[int] = set()
         """Slots that wait for an action."""
+        self._pass_seconds = 0.0
+        """Duration of the policy's last pass."""
+        self._ready_since = 0.0
+        """Time since which slots wait for the next pass."""
         self._actions: dict[int, Any] = {}
         self._outputs: dict[int, Any] = {}
         try:
@@ -66,7 +68,7 @@ class SubprocessEvalRunner(EvalRunner):
                 _start_limit(settings)
             )  # The imports of the process are not time of the first construction.
             super().__init__(settings, runner_index, policy)
-            self._inference.defer()
+            self._defer()
         except BaseException:
             self._end_processes()
             raise
@@ -89,12 +91,12 @@ class SubprocessEvalRunner(EvalRunner):
         deadline = perf_counter() + budget_s
         if self.accept(leases, reclaim, abort):
             return self.report()
-        patience = _LEAST_WAIT_S
+        patience = LEAST_WAIT_S
         while True:
             self._enforce_deadlines()
             self._refill()
             self._act()
-            if not (self._inference.awaited or any(slot.busy for slot in self._slots)):
+            if not (self._awaited or any(slot.busy for slot in self._slots)):
                 if not (self.queue or self._asking):
                     break
             else:
@@ -129,22 +131,50 @@ class SubprocessEvalRunner(EvalRunner):
         """Choose actions for all slots that wait for one, and send them."""
         self._expire()
         self._reject_nan()
-        waiting = [index for index in sorted(self._asking) if self.slots[index].lease is not None]
-        self._asking.clear()
-        if not (waiting or self._inference.awaited):
-            return
+        if self._requests is None:
+            actions: Iterable[tuple[Lane, Any]] = self._acted() if self._asking and self._patience() <= 0 else ()
+        else:
+            if self._asking:
+                self._ask(sorted(self._asking))
+                self._asking.clear()
+            actions = self._answered() if self._awaited else ()
+        for lane, action in actions:
+            self._send_action(lane, action)
+
+    def _patience(self) -> float:
+        """Return for how many seconds the policy waits for more slots, as a slow pass takes as long for fewer rows.
+
+        A pass begins with a full block, after half of the last pass's time, or if no environment is busy. The actions
+        do not depend on it, since rows do not depend on each other. With ``policy.inference`` ``batched``, they may.
+        """
+        if self._pass_seconds < _SLOW_S or self.settings.policy.inference == "batched":
+            return 0.0
+        if len(self._asking) >= self._block or not any(slot.busy for slot in self._slots):
+            return 0.0
+        return self._ready_since + self._pass_seconds / 2 - perf_counter()
+
+    @property
+    def _block(self) -> int:
+        """Number of slots with which a pass is full."""
+        return self._inference.rows_per_pass or len(self.slots)
+
+    def _acted(self) -> Iterator[tuple[Lane, Any]]:
+        """Run a pass for slots that wait; yield pairs of slot and action. A slow pass takes one block."""
+        slow = self._pass_seconds >= _SLOW_S and self.settings.policy.inference != "batched"
+        waiting = sorted(self._asking)[: self._block if slow else None]
+        self._asking.difference_update(waiting)
         started = perf_counter()
-        if waiting:
-            self._inference.ask(waiting)
+        self._inference.ask(waiting)
         rows, actions, errors = self._inference.answered()
-        seconds = perf_counter() - started
-        self._pending.inference_seconds += seconds
-        self._inference_clock += seconds / sum(lane.lease is not None for lane in self.slots)
+        self._ready_since = perf_counter()
+        self._pass_seconds = self._ready_since - started
+        self._pending.inference_seconds += self._pass_seconds
+        self._inference_clock += self._pass_seconds / sum(lane.lease is not None for lane in self.slots)
         for row in rows:
             if row in errors:
                 self.fail(row, "policy", "act", errors[row])
             else:
-                self._send_action(self.slots[row], actions[row])
+                yield self.slots[row], actions[row]
 
     def _send_action(self, lane: Lane, action: Any) -> None:
         # Other slots act before the reply comes, so keep a copy of the values for observers.
@@ -159,8 +189,10 @@ class SubprocessEvalRunner(EvalRunner):
         found = [lane for lane in busy if self._slots[lane.index].has_stash]
         if not found:
             lane_of: dict[Any, Lane] = {self._slots[lane.index].connection: lane for lane in busy}
-            policy = [self._inference.fileno()] if self._inference.awaited else []
-            ready = wait([*lane_of, *policy], min(timeout_s, _LOOK_S))
+            policy = [self._requests.policy.fileno()] if self._requests is not None and self._requests.awaited else []
+            if self._asking:
+                timeout_s = min(timeout_s, max(self._patience(), 0.0))
+            ready = wait([*lane_of, *policy], min(timeout_s, LOOK_S))
             found = [lane_of[one] for one in ready if one in lane_of]
         for lane in found:
             self._take(lane)
@@ -187,6 +219,8 @@ class SubprocessEvalRunner(EvalRunner):
             lane.step_seconds += reply.seconds or perf_counter() - asked
             alive = self._try_env_step(lane, self._actions.pop(lane.index))
         if alive:
+            if not self._asking:
+                self._ready_since = perf_counter()
             self._asking.add(lane.index)
 
     def _check_versions(self, versions: dict[str, str]) -> None:

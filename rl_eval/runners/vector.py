@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from multiprocessing.connection import wait
 from time import perf_counter
 from typing import Any, ClassVar, final
 
@@ -10,7 +11,7 @@ from typing_extensions import override
 
 from rl_eval.config.settings import EvalSettings
 from rl_eval.records.episode import Lease, RunReport
-from rl_eval.runners.base import EvalRunner
+from rl_eval.runners.base import LEAST_WAIT_S, LOOK_S, EvalRunner
 from rl_eval.runners.facts import RunnerFacts
 from rl_eval.runners.lane import Lane
 from rl_eval.supervision.flight_recorder import ACT
@@ -21,12 +22,15 @@ class VectorEvalRunner(EvalRunner):
 
     A sweep is one forward pass and one step of every live lane. If a sweep exceeds the budget of a call, the next call
     continues it with the next lane. So a slow simulator delays a report by one step at most.
+
+    If the policy answers later, one half of the lanes waits for answers while the other half steps.
     """
 
     facts: ClassVar[RunnerFacts] = RunnerFacts(sweeps=True)
 
     def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
         super().__init__(settings, runner_index, policy)
+        self._defer()
         self._sweep: Iterable[tuple[Lane, Any]] | None = None
 
     @override
@@ -42,10 +46,10 @@ class VectorEvalRunner(EvalRunner):
             began = self._sweep is None and self._refill(deadline)
             # Every call begins an episode or takes a step, even with a budget of 0.
             if not began or perf_counter() < deadline:
-                self._sweep = self._sweep or self.choose_actions() or None
+                self._sweep = self._sweep or self._chosen(deadline) or None
                 if self._sweep is not None:
                     self._step(deadline)
-                elif not (self.queue and any(map(self.may_begin, self.slots))):
+                elif not (self._awaited or (self.queue and any(map(self.may_begin, self.slots)))):
                     break
             if perf_counter() >= deadline or self._starving():
                 break
@@ -61,6 +65,24 @@ class VectorEvalRunner(EvalRunner):
                 if not self.queue or perf_counter() >= deadline:
                     break
         return began
+
+    def _chosen(self, deadline: float) -> Iterable[tuple[Lane, Any]]:
+        """Return pairs of slot and action for the next sweep: of all live lanes, or of those with a late answer."""
+        if (requests := self._requests) is None:
+            return self.choose_actions()
+        self._expire()
+        self._reject_nan()
+        self._recorder.enter(ACT)
+        ready = [lane.index for lane in self.slots if lane.lease is not None and not requests.waiting[lane.index]]
+        half = 0 if requests.awaited else len(ready) // 2
+        for part in (ready[:half], ready[half:]):
+            if part:
+                self._ask(part)
+        taken = list(self._answered())
+        if not taken and requests.awaited:
+            wait([requests.policy.fileno()], min(max(deadline - perf_counter(), LEAST_WAIT_S), LOOK_S))
+            taken = list(self._answered())
+        return iter(taken) if taken else ()
 
     def _step(self, deadline: float) -> None:
         """Step the lanes of the sweep, until the deadline."""

@@ -30,6 +30,14 @@ class Now:
         return np.array(actions, np.float32), np.array(rows, np.float32)
 
 
+class Chunked(Now):
+    """The same policy; it returns a chunk of 8 actions per row."""
+
+    def act(self, observations: Any, state: Any, live: Any, noise: Any) -> Any:
+        actions, rows = super().act(observations, state, live, noise)
+        return actions[:, None] * np.linspace(1, 0.3, 8, dtype=np.float32)[None, :, None], rows
+
+
 class Late(Now):
     """The same policy; each answer waits up to some milliseconds."""
 
@@ -65,9 +73,21 @@ class Late(Now):
         self.ended_states.append(state)
 
 
+class LateChunked(Late, Chunked):
+    """The policy with chunks; each answer waits up to some milliseconds."""
+
+
 def late() -> Late:
     return Late()
 
 
 def now() -> Now:
     return Now()
+
+
+def late_chunks() -> LateChunked:
+    return LateChunked()
+
+
+def now_chunks() -> Chunked:
+    return Chunked()

@@ -35,6 +35,26 @@ def test_records_do_not_depend_on_the_time_of_answers(deterministic: bool) -> No
         assert found.determinism.checked > 0 == len(found.determinism.mismatched)
 
 
+@pytest.mark.process
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize(
+    "chunk", [(4, 0), (3, 2), (4, 4), *(pytest.param(one, marks=pytest.mark.slow) for one in ((1, 0), (5, 1)))]
+)
+def test_records_with_chunks_do_not_depend_on_the_time_of_answers(chunk: tuple[int, int], deterministic: bool) -> None:
+    """The policy in the process has the same records, and it is asked as often."""
+
+    def made(policy: str, runner: str, lanes: int) -> EvalConfig:
+        execute, delay = chunk
+        configured = config(policy, runner, lanes, deterministic=deterministic)
+        return configured.policy(chunk={"execute": execute, "delay": delay}).evaluation(num_episodes=6)
+
+    expected = evaluate(made("now_chunks", "vector", 2)).fingerprint
+    for runner, lanes in (("subprocess", 3), ("vector", 3)):
+        found = evaluate(made("late_chunks", runner, lanes))
+        assert (found.fingerprint, found.status) == (expected, "complete")
+        assert found.determinism.checked > 0 == len(found.determinism.mismatched)
+
+
 class Held(Now):
     """Policy whose answers a test releases."""
 
@@ -67,7 +87,7 @@ class Held(Now):
 def held(lanes: int = 3) -> tuple[Held, RowInference]:
     policy = Held()
     inference = RowInference(policy, BOX, ACTIONS, lanes, PolicySection(deterministic=False))
-    inference.defer()
+    assert inference.defer() is not None
     for lane in range(lanes):
         inference.begin(lane, seed=lane)
         inference.observations.write(lane, np.full(3, lane, np.float32))
@@ -83,7 +103,7 @@ def test_an_answer_for_a_lane_that_began_again_is_dropped() -> None:
     inference.begin(1, seed=9)
     policy.release(1)
     lanes, actions, errors = inference.answered()
-    assert (list(lanes), errors, inference.awaited) == ([0], {}, 1)
+    assert (list(lanes), errors, inference.requests.awaited) == ([0], {}, 1)
     assert np.shape(actions[0]) == (1,)
     inference.ask([1])
     assert policy.sent[2][1].tolist() == [[0.0] * 4]
@@ -92,7 +112,7 @@ def test_an_answer_for_a_lane_that_began_again_is_dropped() -> None:
     policy.release(2)
     assert sorted(inference.answered()[0]) == [1, 2]
     assert inference.answered()[0] == []
-    assert inference.awaited == 0
+    assert inference.requests.awaited == 0
 
 
 def test_an_ended_episode_is_told_to_the_policy_once() -> None:
@@ -141,7 +161,7 @@ def test_rows_of_a_request_are_answered_one_by_one() -> None:
     state = np.array(inference._state)
     policy.answers.append(whole)
     assert inference.answered()[0] == [1]
-    assert inference.awaited == 0
+    assert inference.requests.awaited == 0
     assert np.array_equal(state[[0, 2]], inference._state[[0, 2]])
 
 

@@ -184,9 +184,14 @@ class RowInference:
             self.probe_again()
         return actions, errors
 
-    def defer(self) -> None:
-        """Send the rows of :meth:`ask` without waiting for the answers, if the policy is :class:`Deferred`."""
+    def defer(self) -> Requests | None:
+        """Send the rows of :meth:`ask` without waiting for the answers, if the policy is :class:`Deferred`.
+
+        Returns:
+            The requests; None if the policy answers at once.
+        """
         self.requests = Requests(self._policy, self._rows) if isinstance(self._policy, Deferred) else None
+        return self.requests
 
     def ask(self, lanes: Sequence[int]) -> None:
         """Choose actions for some of the live lanes. Episodes in the other lanes do not advance.
@@ -217,16 +222,6 @@ class RowInference:
             return self._received(self.requests)
         answers, self._answers = self._answers, NO_ANSWERS
         return answers
-
-    @property
-    def awaited(self) -> int:
-        """Number of lanes that wait for an answer."""
-        return 0 if self.requests is None else int(np.count_nonzero(self.requests.waiting))
-
-    def fileno(self) -> int:
-        """Return the file descriptor that can be read when an answer may have come."""
-        assert self.requests is not None
-        return self.requests.policy.fileno()
 
     def _send(self, requests: Requests, lanes: npt.NDArray[np.int64]) -> None:
         noise = None if self._deterministic else EpisodeNoise(self._seeds[lanes], self._steps[lanes])

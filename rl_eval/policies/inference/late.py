@@ -71,6 +71,11 @@ class Requests:
         self._answers: list[Answer] = []
         """Answers to look at, and errors of requests that the policy failed to send."""
 
+    @property
+    def awaited(self) -> int:
+        """Number of lanes that wait for an answer."""
+        return int(np.count_nonzero(self.waiting))
+
     def ask(self, lanes: Lanes, observations: Any, state: Any, noise: EpisodeNoise | None) -> None:
         """Send the rows of some lanes in one request."""
         self._numbers[lanes] += 1
