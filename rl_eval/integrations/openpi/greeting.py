@@ -1,9 +1,9 @@
 """Extension of openpi's protocol between ``rl-eval serve`` and the client: the server announces what it serves.
 
-The metadata of such a server has ``rl_eval: 1``, the fields of :func:`greeting`, ``weights`` (digest), ``numerics`` (key)
-and ``name``. A request has the leaves of the observation by :func:`key_of`, and :data:`EXTENSION`: ``id``, ``seed``,
-``step`` and ``begin``. The id is the client's number of the episode, ``begin`` marks its first request, and seed and
-step are those of the noise. A request ``{EXTENSION: {"id": id, "end": True}}`` gets no answer. The answer has
+The metadata of such a server has ``rl_eval: 1``, the fields of :func:`greeting`, ``weights`` (digest), ``numerics``
+(key) and ``name``. A request has the leaves of the observation by :func:`key_of`, and :data:`EXTENSION`: ``id``,
+``seed``, ``step`` and ``begin``. The id is the client's number of the episode, ``begin`` marks its first request, seed
+and step are those of the noise. A request ``{EXTENSION: {"id": id, "end": True}}`` gets no answer. The answer has
 ``actions``: what the policy returned, before ``policy.actions`` is applied; with ``policy.chunk``, a whole chunk.
 """
 
