@@ -404,6 +404,8 @@ class Slot:
             self._send((number, phase, value, None, "", time.perf_counter() - started))
         except BaseException as error:
             text = "%s: %s" % (type(error).__name__, error)
+            if isinstance(error, ImportError):
+                text += " (in %s: install it there, or add its folder to environment.python_path)" % sys.executable
             self._send((number, phase, None, text, traceback.format_exc()[-20000:], time.perf_counter() - started))
 
     def _value(self, env: Any, kind: str, *args: Any) -> Any:
