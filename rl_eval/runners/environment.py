@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -17,6 +17,7 @@ from rl_eval.config.references import import_attribute, takes_observations
 from rl_eval.config.settings import LIVE_ENVIRONMENT, EnvironmentSection, copy_containers, is_live_environment
 from rl_eval.errors import ConfigError, nearest
 from rl_eval.protocols import EnvContext
+from rl_eval.runners.foreign_worker import context_parameter
 from rl_eval.runners.running_statistics import check_frozen
 
 if TYPE_CHECKING:
@@ -25,14 +26,9 @@ if TYPE_CHECKING:
 
 _MEMBERS: Final = ("reset", "step", "observation_space", "action_space")
 
-_KEYWORDS: Final = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
-
 GYMNASIUM_ID: Final = re.compile(r"(?:[\w.]+:)?(?:[\w-]+/)?[\w.-]+-v\d+")
 
 _DOTTED: Final = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
-
-_CONTEXTS: Final = ("config", "context", "env_config")
-"""Names that mark a first parameter as the context, even if it has a default or is one of the kwargs."""
 
 _NAMESPACE: Final = (
     'Put the package that registers the id before the id, as in "ale_py:ALE/Pong-v5", which needs '
@@ -184,7 +180,7 @@ def takes_context(section: EnvironmentSection, num_envs: int | None = None) -> b
         parameters = inspect.signature(factory).parameters.values()
     except (ConfigError, TypeError, ValueError):  # An id of a registry, or a callable that hides its signature.
         return callable(env) and not _is_env_class(env)
-    return _context_parameter(parameters, given, is_class=_is_env_class(factory)) is not None
+    return context_parameter(parameters, given, _is_env_class(factory)) is not None
 
 
 def _is_id(env: str) -> bool:
@@ -347,7 +343,7 @@ def _call(factory: Any, kwargs: dict[str, Any], context: EnvContext) -> Any:
             f"environment.env is {name}, which needs num_envs to build many environments that are stepped in one call"
         )
         raise ConfigError(problem, key="environment.env", value=name, fix=_BATCHED)
-    receiver = _context_parameter(parameters.values(), kwargs, is_class=_is_env_class(factory))
+    receiver = context_parameter(parameters.values(), kwargs, _is_env_class(factory))
     if receiver is None:
         _check_arguments(factory, signature, kwargs)
         return factory(**kwargs)
@@ -362,23 +358,6 @@ def _call(factory: Any, kwargs: dict[str, Any], context: EnvContext) -> Any:
         return factory(**{**kwargs, receiver.name: context})
     named = {name: kwargs[name] for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY and name in kwargs}
     return factory(context, **named)
-
-
-def _context_parameter(
-    parameters: Iterable[inspect.Parameter], kwargs: dict[str, Any], *, is_class: bool
-) -> inspect.Parameter | None:
-    """Return the parameter for the context, or None. Any other parameter keeps its default.
-
-    An environment class has its own arguments. So its first parameter must have one of the names in :data:`_CONTEXTS`,
-    and no default.
-    """
-    annotated = [one for one in parameters if "EnvContext" in str(one.annotation)]
-    first = next(iter(parameters), None)
-    if annotated or first is None or first.kind in _KEYWORDS:
-        return next(iter(annotated), None)
-    named, required = first.name in _CONTEXTS, first.default is first.empty and first.name not in kwargs
-    required = required and "num_envs" not in kwargs  # The parameter is more likely to be the number of slots.
-    return first if (named and required if is_class else named or required) else None
 
 
 def _check_arguments(made: Any, signature: inspect.Signature, kwargs: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import traceback
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
 
 MOST_BYTES = 2**28
 """Longest frame."""
@@ -31,9 +31,10 @@ _KINDS = "biufcSU"
 _PLAIN = {"|b1": "?", "|i1": "b", "|u1": "B", "<i2": "<h", "<u2": "<H", "<i4": "<i", "<u4": "<I", "<i8": "<q"}
 _PLAIN.update({"<u8": "<Q", "<f4": "<f", "<f8": "<d"})
 """Formats of ``struct`` for the scalars that can be read without NumPy, by dtype."""
+_KEYWORDS = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
 _CONTEXTS = ("config", "context", "env_config")
-"""Names of a first parameter that receives the context."""
-_SPACES = ("Box", "Discrete", "MultiDiscrete", "MultiBinary", "Dict", "Tuple", "Text")
+"""Names that mark a first parameter as the context, even if it has a default or is one of the arguments."""
+SPACES = ("Box", "Discrete", "MultiDiscrete", "MultiBinary", "Dict", "Tuple", "Text")
 _DEATH_SIGNAL = 1
 """Linux: PR_SET_PDEATHSIG."""
 _LAST_CLOSE_S = 1.0
@@ -193,30 +194,34 @@ def _parameters(function: Any) -> Dict[str, inspect.Parameter]:
 
 def _called(factory: Any, kwargs: Dict[str, Any], fields: Dict[str, Any]) -> Any:
     """Call a factory with arguments, and with the context if it has a parameter for one."""
-    parameters = list(_parameters(factory).values())
-    receiver = _receiver(parameters, kwargs, inspect.isclass(factory))
+    parameters = _parameters(factory)
+    receiver = context_parameter(parameters.values(), kwargs, inspect.isclass(factory))
     if receiver is None:
         return factory(**kwargs)
-    if receiver in kwargs:
-        return factory(**dict(kwargs, **{receiver: EnvContext(kwargs[receiver], fields)}))
-    if receiver != parameters[0].name:
-        return factory(**dict(kwargs, **{receiver: EnvContext(kwargs, fields)}))
-    named = {one.name: kwargs[one.name] for one in parameters if one.kind is one.KEYWORD_ONLY and one.name in kwargs}
+    name = receiver.name
+    if name in kwargs or receiver is not next(iter(parameters.values())):
+        return factory(**dict(kwargs, **{name: EnvContext(kwargs.get(name, kwargs), fields)}))
+    named = {
+        one.name: kwargs[one.name] for one in parameters.values() if one.kind is one.KEYWORD_ONLY and one.name in kwargs
+    }
     return factory(EnvContext(kwargs, fields), **named)
 
 
-def _receiver(parameters: List[inspect.Parameter], kwargs: Dict[str, Any], is_class: bool) -> Optional[str]:
-    """Return the name of the parameter for the context; None if there is none. See ``rl_eval.EnvContext``."""
-    annotated = [one.name for one in parameters if "EnvContext" in str(one.annotation)]
-    if (
-        annotated
-        or not parameters
-        or parameters[0].kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
-    ):
-        return annotated[0] if annotated else None
-    first = parameters[0]
+def context_parameter(
+    parameters: Iterable[inspect.Parameter], kwargs: Any, is_class: bool
+) -> Optional[inspect.Parameter]:
+    """Return the parameter for the context, or None. Any other parameter keeps its default.
+
+    An environment class has its own arguments. So its first parameter must have one of the names in :data:`_CONTEXTS`,
+    and no default.
+    """
+    annotated = [one for one in parameters if "EnvContext" in str(one.annotation)]
+    first = next(iter(parameters), None)
+    if annotated or first is None or first.kind in _KEYWORDS:
+        return next(iter(annotated), None)
     named, required = first.name in _CONTEXTS, first.default is first.empty and first.name not in kwargs
-    return first.name if (named and required if is_class else named or required) else None
+    required = required and "num_envs" not in kwargs  # The parameter is more likely to be the number of slots.
+    return first if (named and required if is_class else named or required) else None
 
 
 def _chain(env: Any) -> Iterator[Any]:
@@ -276,23 +281,24 @@ def _learning(env: Any, flags: Dict[str, str]) -> Optional[Tuple[str, str]]:
 
 
 def describe_space(space: Any, path: str) -> List[Any]:
-    """Return the description of a space, by the name of its class; for another class, that name and the path."""
-    kind = next((one.__name__ for one in type(space).__mro__ if one.__name__ in _SPACES), "")
+    """Return a space as the name of its class and its arguments; for another class, its name and the path."""
+    kind = next((one.__name__ for one in type(space).__mro__ if one.__name__ in SPACES), "")
     if kind == "Box":
-        return [kind, space.low, space.high]
+        return [kind, {"low": space.low, "high": space.high, "dtype": space.low.dtype.str}]
     if kind == "Discrete":
-        return [kind, int(space.n), int(getattr(space, "start", 0))]
+        return [kind, {"n": int(space.n), "start": int(getattr(space, "start", 0))}]
     if kind == "MultiDiscrete":
-        return [kind, space.nvec, getattr(space, "start", None)]
+        return [kind, {"nvec": space.nvec, "start": getattr(space, "start", None), "dtype": space.nvec.dtype.str}]
     if kind == "MultiBinary":
-        return [kind, space.n if isinstance(space.n, int) else [int(one) for one in space.n]]
+        return [kind, {"n": space.n if isinstance(space.n, int) else [int(one) for one in space.n]}]
     if kind == "Dict":
-        return [kind, [[key, describe_space(one, "%s[%r]" % (path, key))] for key, one in space.spaces.items()]]
+        return [kind, {key: describe_space(one, "%s[%r]" % (path, key)) for key, one in space.spaces.items()}]
     if kind == "Tuple":
         return [kind, [describe_space(one, "%s[%d]" % (path, place)) for place, one in enumerate(space.spaces)]]
     if kind == "Text":
-        return [kind, space.min_length, space.max_length, "".join(sorted(space.character_set))]
-    return ["", type(space).__name__, path]
+        given = {"min_length": space.min_length, "max_length": space.max_length}
+        return [kind, dict(given, charset="".join(sorted(space.character_set)))]
+    return [type(space).__name__, path]
 
 
 def versions(env: Any, name: str) -> Dict[str, str]:
@@ -441,34 +447,30 @@ class Slot:
 
 def _sendable(values: Dict[Any, Any]) -> Dict[Any, Any]:
     """Return the items that a frame can have."""
-    kept = {}
-    for key, value in values.items():
-        try:
-            dumps({key: value})
-        except TypeError:
-            continue
-        kept[key] = value
-    return kept
+    try:
+        dumps(values)
+    except TypeError:
+        parts = [] if len(values) == 1 else [_sendable(dict([one])) for one in values.items()]
+        return {key: value for part in parts for key, value in part.items()}
+    return values
 
 
 def _with_sendable_info(result: Tuple[Any, ...]) -> Tuple[Any, ...]:
-    try:
-        dumps(result[-1])
-    except TypeError:
-        if isinstance(result[-1], dict):
-            return (*result[:-1], _sendable(result[-1]))
-    return result
+    return (*result[:-1], _sendable(result[-1])) if isinstance(result[-1], dict) else result
 
 
 # ---------------------------------------------------------------------------------------------------- the process
 
 
-def _end_with(parent: int, inward: int) -> None:
+def end_with(parent: int, inward: Optional[int] = None) -> None:
     """Exit when the runner has gone, even while an environment is busy.
 
-    Behind a wrapper such as ``sh -c`` the parent is not the runner, so the hang-up of the input is observed, too.
+    Args:
+        parent: Id of the parent process.
+        inward: File descriptor whose hang-up says the same: behind a wrapper such as ``sh -c``, the parent is not the
+            runner. The process then has a moment to close its environments.
     """
-    if "main" in sys.argv[2:]:
+    if "main" in sys.argv:
         # The signal comes when the starting thread exits. Only the main thread lives as long as its process.
         try:
             import ctypes
@@ -479,10 +481,11 @@ def _end_with(parent: int, inward: int) -> None:
 
     def watch() -> None:
         poll = select.poll()
-        poll.register(inward, 0)
+        if inward is not None:
+            poll.register(inward, 0)
         while os.getppid() == parent and not poll.poll(_LOOK_S * 1000):
             pass
-        time.sleep(_LAST_CLOSE_S)
+        time.sleep(0.0 if inward is None else _LAST_CLOSE_S)
         os._exit(1)
 
     threading.Thread(target=watch, name="rl_eval parent watch", daemon=True).start()
@@ -516,7 +519,7 @@ def main() -> None:
     sys.stdout = sys.stderr
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the runner's process, which ends this one.
-    _end_with(os.getppid(), inward)
+    end_with(os.getppid(), inward)
     _write(outward, bytes.fromhex(sys.argv[1]))
     if hasattr(os, "register_at_fork"):
         # A process that the environment starts must not keep the pipe open: the runner waits until it is closed.

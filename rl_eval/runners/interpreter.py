@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Final, Protocol, final
+from typing import Any, Final, final
 
 import cloudpickle
 import gymnasium as gym
@@ -47,58 +47,7 @@ _BUFFER: Final = 2**20
 PYTHON: Final = "environment.python"
 
 
-class Pipe(Protocol):
-    """Runner's end of the pipe to a process."""
-
-    def fileno(self) -> int:
-        """Return the file descriptor, which can be waited for."""
-
-    def poll(self, timeout: float | None = 0.0) -> bool:
-        """Return whether something can be read within a time, in seconds; None waits without a limit."""
-
-    def take(self) -> bytes | memoryview | None:
-        """Return the next message; None if only a part of it has come.
-
-        Raises:
-            EOFError: The process has closed the pipe.
-            ValueError: The bytes are not a message.
-        """
-
-    def send_bytes(self, data: bytes) -> None:
-        """Send a message."""
-
-    def close(self) -> None:
-        """Close the pipe."""
-
-
-class Interpreter(Protocol):
-    """Interpreter of a slot's process."""
-
-    def start(self) -> tuple[subprocess.Popen[bytes], Pipe]:
-        """Start a process, and send the description of its environment.
-
-        Raises:
-            ConfigError: The interpreter cannot be started.
-        """
-
-    def dumps(self, request: tuple[Any, ...]) -> bytes:
-        """Return a request as bytes."""
-
-    def loads(self, data: bytes | memoryview) -> SlotReply:
-        """Return a reply from its bytes."""
-
-    def checked(self, facts: dict[str, Any]) -> dict[str, Any]:
-        """Return the attributes of a new environment.
-
-        Raises:
-            ConfigError: The environment cannot be evaluated.
-        """
-
-    def kill(self, process: subprocess.Popen[bytes]) -> None:
-        """End a process."""
-
-
-def interpreter_of(settings: EvalSettings, runner_index: int, lane_index: int) -> Interpreter:
+def interpreter_of(settings: EvalSettings, runner_index: int, lane_index: int) -> OwnInterpreter | OtherInterpreter:
     """Return the interpreter of a slot's process."""
     num_runners = settings.runners.num_runners
     if settings.environment.python is None:
@@ -126,8 +75,8 @@ class OwnInterpreter:
     def __init__(self, *where: Any) -> None:
         self._payload = bytes(cloudpickle.dumps((*where, True)))
 
-    def start(self) -> tuple[subprocess.Popen[bytes], Pipe]:
-        """Start a process; see :meth:`Interpreter.start`."""
+    def start(self) -> tuple[subprocess.Popen[bytes], _PicklePipe]:
+        """Start a process, and send the description of its environment."""
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(  # noqa: S603  # This interpreter, our module.
@@ -163,7 +112,7 @@ class _PicklePipe(Connection):
         return self.recv_bytes()
 
 
-def _send(pipe: Pipe, data: bytes) -> None:
+def _send(pipe: _PicklePipe | FramePipe, data: bytes) -> None:
     with suppress(OSError):  # Reading detects that the process has ended.
         pipe.send_bytes(data)
 
@@ -210,11 +159,14 @@ class OtherInterpreter:
             fix = "Use numbers, texts, lists, mappings and arrays."
             raise ConfigError(problem, key=key, fix=fix) from error
 
-    def start(self) -> tuple[subprocess.Popen[bytes], Pipe]:
-        """Start a process; see :meth:`Interpreter.start`.
+    def start(self) -> tuple[subprocess.Popen[bytes], FramePipe]:
+        """Start a process, and send the description of its environment.
 
         Its input and its output are one end of a socket pair. It has a process group of its own, so that a command that
         starts the interpreter ends with it.
+
+        Raises:
+            ConfigError: The command cannot be started.
         """
         ours, theirs = socket.socketpair()
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
@@ -268,7 +220,11 @@ class OtherInterpreter:
         return SlotReply(int(number), str(phase), value, failed, redact_text(str(stacks)), float(seconds))
 
     def checked(self, facts: dict[str, Any]) -> dict[str, Any]:
-        """Return the attributes of a new environment, with its spaces; see :meth:`Interpreter.checked`."""
+        """Return the attributes of a new environment, with its spaces.
+
+        Raises:
+            ConfigError: The environment cannot be evaluated.
+        """
         what = f"environment.env {self._env!r}"
         if facts["provenance"]["seeded_by"] == "neither":
             refuse_unseeded(what, facts["name"])
@@ -303,26 +259,17 @@ def _travels(value: Any) -> bool:
 
 def _space(described: Any, env: Any) -> gym.Space[Any]:
     """Return a space from its description; see :func:`rl_eval.runners.foreign_worker.describe_space`."""
-    kind, *args = described
-    if kind == "Box":
-        return gym.spaces.Box(*args, dtype=args[0].dtype)
-    if kind == "Discrete":
-        return gym.spaces.Discrete(args[0], start=args[1])
-    if kind == "MultiDiscrete":
-        return gym.spaces.MultiDiscrete(args[0], dtype=args[0].dtype, start=args[1])
-    if kind == "MultiBinary":
-        return gym.spaces.MultiBinary(args[0])
+    kind, given = described
+    if kind not in foreign_worker.SPACES:
+        problem = f"environment.env {env!r}: its {given} is a {kind}, which cannot be sent from another interpreter"
+        fix = f"Wrap the environment there, so that the space is one of {', '.join(foreign_worker.SPACES)}."
+        raise ConfigError(problem, key="environment.env", value=kind, fix=fix)
     if kind == "Dict":
-        return gym.spaces.Dict({key: _space(one, env) for key, one in args[0]})
+        given = {"spaces": {key: _space(one, env) for key, one in given.items()}}
     if kind == "Tuple":
-        return gym.spaces.Tuple([_space(one, env) for one in args[0]])
-    if kind == "Text":
-        return gym.spaces.Text(args[1], min_length=args[0], charset=args[2])
-    kind, path = args
-    problem = f"environment.env {env!r}: its {path} is a {kind}, which cannot be sent from another interpreter"
-    known = "Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple or Text"
-    fix = f"Wrap the environment there, so that the space is a {known}."
-    raise ConfigError(problem, key="environment.env", value=kind, fix=fix)
+        given = {"spaces": [_space(one, env) for one in given]}
+    space: gym.Space[Any] = getattr(gym.spaces, kind)(**given)
+    return space
 
 
 @final
@@ -349,11 +296,16 @@ class FramePipe:
         return self._socket.fileno()
 
     def poll(self, timeout: float | None = 0.0) -> bool:
-        """Return whether something can be read; see :meth:`Pipe.poll`."""
+        """Return whether something can be read within a time, in seconds; None waits without a limit."""
         return bool(wait([self._socket], timeout))
 
     def take(self) -> memoryview | None:
-        """Return the next frame, until the next call; see :meth:`Pipe.take`."""
+        """Return the next frame, until the next call; None if only a part of it has come.
+
+        Raises:
+            EOFError: The process has closed the pipe.
+            ValueError: The bytes are not a frame.
+        """
         try:
             while self._mark:
                 self._find_mark()
@@ -396,6 +348,12 @@ class FramePipe:
     def close(self) -> None:
         """Close the pipe."""
         self._socket.close()
+
+
+Pipe = _PicklePipe | FramePipe
+"""Runner's end of the pipe to a process."""
+Interpreter = OwnInterpreter | OtherInterpreter
+"""Interpreter of a slot's process."""
 
 
 def _size(data: memoryview) -> int:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import pickle
 import signal
 import sys
-import threading
-import time
 from multiprocessing.connection import Connection
 from time import perf_counter
 from typing import Any, Final, NamedTuple
@@ -22,6 +19,7 @@ from rl_eval.errors.printable import printable
 from rl_eval.errors.redaction import redact_text
 from rl_eval.records.generators import GeneratorSensor
 from rl_eval.runners.environment import attribute_of, construct_env, episode_hook, time_limit
+from rl_eval.runners.foreign_worker import end_with
 from rl_eval.supervision.caller import expect_no_ctrl_c, survivable
 
 _SEARCHED: Final = 200_000
@@ -52,10 +50,6 @@ STARTED: Final = "started"
 """Phase of the first message of a process: it has imported the modules of its environment."""
 STEP: Final = "step"
 _PHASES: Final = {BEGIN: "reset"}
-
-_DEATH_SIGNAL: Final = 1
-"""Linux: PR_SET_PDEATHSIG."""
-_LOOK_S: Final = 0.5
 
 
 class SlotReply(NamedTuple):
@@ -224,26 +218,11 @@ def serve(connection: Connection) -> None:
         slot.close_all()
 
 
-def _end_with(parent: int) -> None:
-    """Exit when the runner's process exits, even while an environment is busy."""
-    if sys.platform == "linux" and "main" in sys.argv[3:]:
-        # The signal comes when the starting thread exits. Only the main thread lives as long as its process.
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(_LOOK_S)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="rl_eval parent watch", daemon=True).start()
-
-
 def main() -> None:
     """Answer requests of the runner that started this process. Arguments: file descriptor of the pipe, runner's pid."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the runner's process, which ends this one.
     expect_no_ctrl_c()
-    _end_with(int(sys.argv[2]))
+    end_with(int(sys.argv[2]))
     connection = Connection(int(sys.argv[1]))
     # A process that the environment starts must not keep the pipe open: the runner waits until it is closed.
     os.set_inheritable(connection.fileno(), False)
