@@ -74,6 +74,11 @@ class ChunkedPolicy:
             return getattr(self._policy, name)
         raise AttributeError(name)
 
+    @property
+    def inner(self) -> Policy:
+        """Policy that returns the chunks."""
+        return self._policy
+
     def initial_state(self, batch_size: int) -> dict[str, Any]:
         """Return the state of new episodes: the step, the actions that are planned, and the inner policy's state."""
         planned = tree.map_structure(

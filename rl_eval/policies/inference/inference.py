@@ -73,6 +73,9 @@ class RowInference:
         observations: Class that stores the observations of all lanes.
     """
 
+    in_blocks = False
+    """Whether to compute live rows in blocks even if one pass may have all rows, because most lanes do not ask."""
+
     def __init__(
         self,
         policy: Policy,
@@ -138,6 +141,10 @@ class RowInference:
             return
         with no_grad():
             self._keep_state(slice(lane, lane + 1), take_rows(self._fresh_state, slice(lane, lane + 1)))
+
+    def at_step(self, lane: int, step: int) -> None:
+        """Set the number of steps of a lane's episode, for noise. The client of a server counts them."""
+        self._steps[lane] = step
 
     def end(self, lane: int) -> None:
         """Free the lane."""
@@ -293,7 +300,7 @@ class RowInference:
 
     def _act_in_parts(self) -> Any:
         """Run one forward pass for each part that has a live lane. Store the new states only if all passes succeed."""
-        if self._chunk == self._rows and len(self._sizes) == 1:
+        if self._chunk == self._rows and len(self._sizes) == 1 and not self.in_blocks:
             actions, state = self._forward(_ALL, self.live)
             self._keep_state(_ALL, state)
             return actions
@@ -313,7 +320,7 @@ class RowInference:
 
     def _parts(self) -> list[Any]:
         """Return the rows of each forward pass."""
-        if len(self._sizes) == 1:
+        if len(self._sizes) == 1 and not self.in_blocks:
             chunks = [slice(start, start + self._chunk) for start in range(0, self._rows, self._chunk)]
             return [chunk for chunk in chunks if self.live[chunk].any()]
         count = np.count_nonzero(self.live)

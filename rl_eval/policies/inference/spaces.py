@@ -298,7 +298,13 @@ class ObservationBatch:
             array = leaf_of(self.arrays, path)
             known = [_checked_text(leaf_of(one, path), array.dtype, path) for one in observations]
             self.texts[path] = np.resize(np.array([*dict.fromkeys(known)], array.dtype), TEXTS)
-            array[...] = self.texts[path][0]
+        self.share_texts(self)
+
+    def share_texts(self, other: ObservationBatch) -> None:
+        """Use the texts that a batch of the same space has learned."""
+        self.texts = other.texts
+        for path, texts in self.texts.items():
+            leaf_of(self.arrays, path)[...] = texts[0]
 
 
 def fitting(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
