@@ -61,7 +61,7 @@ class World:
             idle = [one for one in client.steps if not any(row.episode == one for row in client.open.values())]
             again = [row for row in client.last.values() if self.random.random() < 0.1]
             if again:
-                row = again[0]._replace(number=client.sent)
+                row = again[0]._replace(request=client.sent)
             elif idle and self.random.random() < 0.8:
                 episode = self.random.choice(idle)
                 client.steps[episode] += self.random.randint(1, 3)
@@ -72,15 +72,15 @@ class World:
                 row = self.row(client, client.begun, 0, begin=True)
             client.last[row.episode] = row
         client.open[client.sent] = row
-        self.waits[row.connection, row.number] = self.now
+        self.waits[row.connection, row.request] = self.now
         self.told(self.lanes.add(row, self.now))
 
     def row(self, client: _Client, episode: int, step: int, *, begin: bool) -> Any:
-        return self.module.Row(client.number, client.sent, episode, 7, step, begin)
+        return self.module.Row(client.number, episode, 7, step, begin, client.sent)
 
     def unknown(self, client: _Client) -> None:
         """A client asks for a step of an episode that this server does not know."""
-        found = self.lanes.add(self.module.Row(client.number, 10**6, 10**6, 7, 3, False), self.now)
+        found = self.lanes.add(self.module.Row(client.number, 10**6, 7, 3, False), self.now)
         assert isinstance(found, self.module.Refusal)
 
     def end(self, client: _Client) -> None:
@@ -108,8 +108,8 @@ class World:
         if found is None:
             return
         client = self.clients[found.row.connection]
-        row = client.open.pop(found.row.number)
-        self.waits.pop((row.connection, row.number))
+        row = client.open.pop(found.row.request)
+        self.waits.pop((row.connection, row.request))
         if isinstance(found, self.module.Refusal):
             assert found.reason == self.module.NO_LANE
             client.steps.pop(row.episode, None)
@@ -149,7 +149,7 @@ class World:
     def refuse(self) -> None:
         assert not (self.lanes._free and self.lanes._waiting), "a row waits although a lane is free"
         for refusal in self.lanes.overdue(self.now):
-            assert self.now >= self.waits[refusal.row.connection, refusal.row.number] + PATIENCE_S - _TIE
+            assert self.now >= self.waits[refusal.row.connection, refusal.row.request] + PATIENCE_S - _TIE
             self.told(refusal)
 
     def settle(self) -> None:
@@ -191,7 +191,7 @@ def run_history(seed: int, lanes: ModuleType) -> None:
     world.settle()
     for client in [*world.clients.values()]:
         world.leave(client)
-    full = [lanes.Row(0, number, number, begin=True) for number in range(world.count)]
+    full = [lanes.Row(0, number) for number in range(world.count)]
     assert [world.lanes.add(row, world.now) for row in full] == [None] * world.count
     seen: set[int] = set()
     while block := world.lanes.next_block(world.now + 10):

@@ -20,8 +20,6 @@ class Row(NamedTuple):
     """Request for one action."""
 
     connection: int
-    number: int
-    """Number of the request in its connection."""
     episode: int
     """Number of the episode in its connection. It is negative for a row of a client that does not number its episodes:
     such a row is an episode of its own."""
@@ -46,7 +44,7 @@ class Reply(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """A row that is not computed, with the reason. Its connection cannot continue."""
+    """A row that is not computed, with the reason. Its episode may run again."""
 
     row: Row
     reason: str

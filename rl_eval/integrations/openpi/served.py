@@ -91,8 +91,8 @@ class ServedPolicy:
         for lane in lanes:
             self._inference.end(lane)
 
-    def act(self, block: Sequence[Place]) -> list[tuple[Row, bytes | str | PolicyUnavailable]]:
-        """Compute the rows of a block; return the message for each row."""
+    def act(self, block: Sequence[Place]) -> list[tuple[Row, bytes | str]]:
+        """Compute the rows of a block; return the message for each row: a text is an error."""
         errors: dict[int, BaseException] = {}
         for lane, row, begins in block:
             if begins:
@@ -112,17 +112,15 @@ class ServedPolicy:
             errors |= dict.fromkeys(lanes, error)
         return [(row, self._message(row, errors.get(lane), actions, lane)) for lane, row, _ in block]
 
-    def _message(
-        self, row: Row, error: BaseException | None, actions: Any, lane: int
-    ) -> bytes | str | PolicyUnavailable:
-        """Return the answer to a row: its action, or the error as text; the exception if the policy cannot act now."""
-        if error is None:
-            try:
-                action = actions[lane] if row.episode >= 0 else self._ready_to_use(actions[lane])
-                return pack({"actions": action})
-            except survivable() as raised:
-                error = raised
-        return error if isinstance(error, PolicyUnavailable) else summary_of(error)
+    def _message(self, row: Row, error: BaseException | None, actions: Any, lane: int) -> bytes | str:
+        if error is not None:
+            return refused(row, summary_of(error), unavailable=isinstance(error, PolicyUnavailable))
+        if row.episode >= 0:
+            return pack({"actions": actions[lane], EXTENSION: {"id": row.episode}})
+        try:
+            return pack({"actions": self._ready_to_use(actions[lane])})
+        except survivable() as raised:
+            return summary_of(raised)
 
     def _ready_to_use(self, action: Any) -> Any:
         """Apply ``policy.actions``, for a client that only executes actions."""
@@ -130,6 +128,12 @@ class ServedPolicy:
         rows = len(tree.flatten(batch)[0])
         read = self._reader.read(batch, np.ones(rows, bool))
         return read if self._chunked else tree.map_structure(lambda leaf: leaf[0], read)
+
+
+def refused(row: Row, reason: str, *, unavailable: bool) -> bytes | str:
+    """Return the answer to a row without an action: an error as text for a client that does not number episodes."""
+    named = {"id": row.episode, "error": reason} | ({"unavailable": True} if unavailable else {})
+    return reason if row.episode < 0 else pack({EXTENSION: named})
 
 
 def _runner(settings: EvalSettings) -> RunnerCore:

@@ -20,10 +20,9 @@ from websockets.http11 import Request
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
-from rl_eval.errors import PolicyUnavailable
 from rl_eval.integrations.openpi.greeting import EXTENSION
 from rl_eval.integrations.openpi.lanes import Lanes, Refusal, Reply, Row
-from rl_eval.integrations.openpi.served import ServedPolicy
+from rl_eval.integrations.openpi.served import ServedPolicy, refused
 from rl_eval.integrations.openpi.wire import pack, unpack
 from rl_eval.policies.inference.probe import BLOCK
 
@@ -34,10 +33,8 @@ _CLOSING_S: Final = 10.0
 """Longest handshake, and longest wait for the end of a connection, in seconds."""
 _PATIENCE_S: Final = 30.0
 """Longest wait of an episode for a lane, in seconds."""
-_LEAVING, _BROKEN, _LATER = 1001, 1011, 1013
-"""Close codes: the server ends, an error as openpi's servers close, and try again later."""
-_REASON_BYTES: Final = 123
-"""Longest reason in the protocol."""
+_LEAVING, _BROKEN = 1001, 1011
+"""Close codes: the server ends, and an error as in openpi's servers."""
 _STATELESS: Final = (
     "this server has a {} policy, which needs a client that numbers its episodes, such as rl_eval: rl-eval run "
     "--policy openpi://HOST:PORT"
@@ -58,9 +55,7 @@ class _Connection:
         self.protocol = ServerProtocol(max_size=_MOST_BYTES)
         self.ends_at = monotonic() + _CLOSING_S
         """Time limit of the handshake, and of the end of the connection."""
-        self.requests = self._answers = 0
-        self._ready: dict[int, bytes | str] = {}
-        """Answers to later requests, by number. A client gets its answers in the order of its requests."""
+        self.requests = 0
         self._unsent = bytearray()
         self._message = bytearray()
         self._closing = False
@@ -84,21 +79,21 @@ class _Connection:
                     message, self._message = bytes(self._message), bytearray()
                     yield message
 
-    def answer(self, number: int, message: bytes | str) -> None:
-        """Send the answer to a request, and later answers that waited for it. An error of the row is a text."""
-        self._ready[number] = message
-        while (message := self._ready.pop(self._answers + 1, b"")) and self.protocol.state is State.OPEN:
-            self._answers += 1
-            if isinstance(message, bytes):
-                self.protocol.send_binary(message)
-            else:
-                self.protocol.send_text(message.encode(errors="replace"))
+    def send(self, message: bytes | str) -> None:
+        """Send a message, unless the client has closed the connection. Close it after a text, which is an error."""
+        if self.protocol.state is not State.OPEN:
+            return
+        if isinstance(message, bytes):
+            self.protocol.send_binary(message)
+        else:
+            self.protocol.send_text(message.encode(errors="replace"))
+            self.end(_BROKEN)
 
-    def end(self, code: int, reason: str) -> None:
+    def end(self, code: int) -> None:
         """Close the connection; the client has some seconds to agree."""
-        self.ends_at = monotonic() + _CLOSING_S
         if self.protocol.state is State.OPEN:
-            self.protocol.send_close(code, reason.encode()[:_REASON_BYTES].decode(errors="ignore"))
+            self.protocol.send_close(code)
+            self.ends_at = monotonic() + _CLOSING_S
 
     def flush(self) -> bool:
         """Send as many bytes as the client takes; return whether some are left.
@@ -147,7 +142,8 @@ class PolicyServer:
             self._read(self._wait_s())
             now = monotonic()
             for refusal in self._lanes.overdue(now):
-                self._refuse(refusal)
+                self._reply(refusal)
+                self._flush(refusal.row.connection)
             self._compute(now)
             for connection in [one for one in self._connections.values() if now > one.ends_at]:
                 self._drop(connection)
@@ -156,7 +152,7 @@ class PolicyServer:
         """Close all connections."""
         for connection in [*self._connections.values()]:
             with suppress(OSError):
-                connection.end(_LEAVING, "the server ends")
+                connection.end(_LEAVING)
                 connection.flush()
             self._drop(connection)
         self._selector.close()
@@ -181,9 +177,6 @@ class PolicyServer:
         messages = self._served.act(block)
         self._lanes.pass_s = perf_counter() - started
         for row, message in messages:
-            if isinstance(message, PolicyUnavailable):
-                self._refuse(Refusal(row, str(message)))
-                continue
             for reply in self._lanes.answered(row, message):
                 self._reply(reply)
             if row.episode < 0:
@@ -220,9 +213,7 @@ class PolicyServer:
                 else:
                     self._request(connection, message)
         except _Invalid as error:
-            if connection.protocol.state is State.OPEN:
-                connection.protocol.send_text(str(error).encode(errors="replace"))
-            connection.end(_BROKEN, "see the text")
+            connection.send(str(error))
         except OSError:
             self._drop(connection)
 
@@ -238,7 +229,7 @@ class PolicyServer:
         protocol.send_response(response)
         if protocol.state is State.OPEN:
             connection.ends_at = float("inf")
-            protocol.send_binary(pack(self.greeting))
+            connection.send(pack(self.greeting))
 
     def _request(self, connection: _Connection, message: bytes) -> None:
         if connection.protocol.state is not State.OPEN:
@@ -254,9 +245,7 @@ class PolicyServer:
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             raise _Invalid(f"the message is not a request: {type(error).__name__}: {error}") from error
         found = self._lanes.add(row, now)
-        if isinstance(found, Refusal):
-            self._refuse(found)
-        elif found is not None:
+        if found is not None:
             self._reply(found)
 
     def _row(self, connection: _Connection, request: dict[Any, Any], named: Any) -> Row:
@@ -265,22 +254,16 @@ class PolicyServer:
             episode, seed, step = (int(named[key]) for key in ("id", "seed", "step"))
             if not all(0 <= number < 2**63 for number in (episode, seed, step)):
                 raise ValueError(f"a number in {named} is out of range")
-            return Row(connection.number, connection.requests, episode, seed, step, bool(named["begin"]), request)
+            return Row(connection.number, episode, seed, step, bool(named["begin"]), request)
         if self._served.memory or self._served.sampled:
             raise _Invalid(_STATELESS.format("recurrent" if self._served.memory else "sampled"))
-        return Row(connection.number, connection.requests, -connection.requests, request=request)
+        return Row(connection.number, -connection.requests, request=request)
 
-    def _reply(self, reply: Reply) -> None:
-        if (connection := self._connections.get(reply.row.connection)) is not None:
-            connection.answer(reply.row.number, reply.message)
-
-    def _refuse(self, refusal: Refusal) -> None:
-        """End the connection of a row that is not computed. Its episodes run again, and no attempt is used up."""
-        number = refusal.row.connection
-        if (connection := self._connections.get(number)) is not None:
-            connection.end(_LATER, refusal.reason)
-            self._flush(number)
-            self._served.end(self._lanes.leave(number, monotonic()))
+    def _reply(self, reply: Reply | Refusal) -> None:
+        row, found = reply
+        message = refused(row, str(found), unavailable=True) if isinstance(reply, Refusal) else found
+        if (connection := self._connections.get(row.connection)) is not None:
+            connection.send(message)
 
     def _flush(self, number: int) -> None:
         connection = self._connections.get(number)
