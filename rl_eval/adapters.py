@@ -59,6 +59,9 @@ class Integration:
     """Glob of files that belong to a model, in the model's folder."""
     distributions: tuple[str, ...] = ()
     """Distributions whose versions are recorded in the results of the library's models."""
+    incidental: tuple[str, ...] = ()
+    """Arguments of the factories on which no result depends, such as the address of a server. They are not part of an
+    evaluation's identity."""
     file_form: str = ""
     """Policy string of a file, for the error about an object of the library that cannot be sent to a runner."""
     install: str = ""

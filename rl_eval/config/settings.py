@@ -23,6 +23,7 @@ from pydantic import (
     model_validator,
 )
 
+from rl_eval.adapters import loader_of
 from rl_eval.config.conditions import load_conditions
 from rl_eval.config.objects import describe_object, name_of
 from rl_eval.config.policy_sources import absolute, file_digests, user_path, with_named_policies
@@ -532,9 +533,12 @@ def _identified(value: Any, *path: str) -> Any:
 
 def _acting(section: PolicySection, *path: str) -> dict[str, Any]:
     """Return the identity of one policy and its actions."""
+    library = loader_of(section.policy)
+    skipped = library.incidental if library else ()
+    kwargs = {name: value for name, value in section.policy_kwargs.items() if name not in skipped}
     return {
         "policy": name_of(section.policy),
-        "policy_kwargs": _identified(section.policy_kwargs, *path, "policy_kwargs"),
+        "policy_kwargs": _identified(kwargs, *path, "policy_kwargs"),
         "deterministic": section.deterministic,
         "actions": section.actions,
         # The policy determines the horizon.

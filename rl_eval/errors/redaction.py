@@ -52,7 +52,10 @@ _STEERING: Final = re.compile(
 )
 """Environment variables that are not secrets, unless their names mark a secret."""
 
-_USER: Final = re.compile(r"://([^\s/@:\"'<>]{0,500}:[^\s\"'<>?]{0,500}|[^\s/@\"'<>]{0,500})@")
+_USER: Final = re.compile(
+    r"://(?!(?<=openpi://)[\w.,:\[\]-]*:(?:\d{1,5}|PORT)@)"  # openpi://HOST:PORT@FILE has no user.
+    r"([^\s/@:\"'<>]{0,500}:[^\s\"'<>?]{0,500}|[^\s/@\"'<>]{0,500})@"
+)
 """User info of a URI. A password may contain slashes, so user info with a colon ends at the last ``@``. The bound of
 the length keeps the time linear."""
 _URI: Final = re.compile(r"://[^\s\"'<>]+")

@@ -80,6 +80,16 @@ INTEGRATIONS: Final = (
         file_form="onnx:policy.onnx",
     ),
     Integration(
+        "openpi",
+        packages=(f"{_HERE}.openpi",),
+        adapter=f"{_HERE}.openpi",
+        schemes=f"{_HERE}.openpi:SCHEMES",
+        loaders=(f"{_HERE}.openpi",),
+        distributions=("websockets",),
+        incidental=("addresses", "key_variable", "connect_timeout_s", "answer_timeout_s", "patience_s"),
+        install="rl-eval[openpi]",
+    ),
+    Integration(
         "torchscript",
         packages=("torch.jit",),
         adapter=f"{_HERE}.torch_exports",

@@ -25,7 +25,15 @@ from rl_eval.weights import module_of
 
 Array = npt.NDArray[Any]
 
-_FORWARDED: Final = ("connections", "explained", "result_notes", "takes_device_arrays")
+_FORWARDED: Final = (
+    "connections",
+    "explained",
+    "numerics",
+    "reconnect",
+    "result_notes",
+    "server",
+    "takes_device_arrays",
+)
 """Optional attributes of the inner policy that also hold for the policy that executes its chunks."""
 
 

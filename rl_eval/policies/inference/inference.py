@@ -459,7 +459,12 @@ class RowInference:
         )
 
     def _machine(self) -> dict[str, Any]:
-        """Return the version, settings and device of the policy's library: torch for a module, otherwise numpy."""
+        """Return the version, settings and device of the policy's library: torch for a module, otherwise numpy.
+
+        A server of rl_eval has announced its own.
+        """
+        if announced := getattr(self._policy, "numerics", None):
+            return {f"server/{name}": value for name, value in announced.items()}
         if module_of(self._policy) is None:
             return {"numpy": np.__version__, "device": self._device}
         torch = sys.modules["torch"]

@@ -120,6 +120,7 @@ class Probe:
         self._times: dict[int, list[float]] = {}
         """Seconds of each pass, by number of rows."""
         self._generators = generator_states()
+        self._server: str = getattr(policy, "server", "")
 
     @cached_property
     def _garbage(self) -> Any:
@@ -136,6 +137,8 @@ class Probe:
         self.check_shapes()
         with no_grad(), buffers_kept(self.policy):
             try:
+                if self._server:
+                    return self._ask_twice()
                 return self._compare()._replace(overwrites=self._overwrites)
             except (ConfigError, PolicyUnavailable):
                 raise
@@ -199,6 +202,18 @@ class Probe:
         whole = self._rows == BLOCK or (self._ample and not self._depends(reference, self._rows))
         return Finding("whole" if whole else "block", _digest(reference[:BLOCK]), sizes=self._sizes(reference))
 
+    def _ask_twice(self) -> Finding:
+        """Ask a server for the reference block, and again over a new connection, in another order.
+
+        The server alone decides which rows share a pass.
+        """
+        rows = self._block(0)
+        first = self._outputs(self._observations, rows, range(BLOCK))
+        self.policy.reconnect()  # type: ignore[attr-defined]
+        if self._outputs(self._observations, rows[::-1], range(BLOCK)) != first[::-1]:
+            raise _Unrepeatable("the same observations")
+        return Finding("whole", _digest(first))
+
     def _sizes(self, reference: list[bytes]) -> tuple[int, ...]:
         """Return the sizes of passes with the bits of a block, up to the number of lanes, and a block."""
         # A clock decides here only about speed: a pass of each size has the same bits, as far as the probe sees.
@@ -260,13 +275,15 @@ class Probe:
     def _unrepeatable(self, call: str) -> Finding:
         """Raise an error for a policy that does not repeat its results, or return a finding if that is allowed."""
         found = f"the policy gives different results for {call}, computed twice from the same state with the same noise"
+        if self._server:
+            found = f"{self._server} answers differently when asked twice for {call}, over two connections"
         if not self._allow_nondeterministic:
             drawn = changes(self._generators, generator_states())
             problem = found + (f"; meanwhile, {listed(drawn, 3)} changed" if drawn else "")
             fix = f"{POLICY_REMEDIES}. To evaluate this policy anyway, set policy.allow_nondeterministic: true."
             raise ConfigError(problem, key="policy.allow_nondeterministic", value=False, fix=fix) from None
         note = f"the result cannot be reproduced: {found} (policy.allow_nondeterministic is true). {_UNCHECKED}"
-        return Finding("row", "", (note,), overwrites=True)
+        return Finding("whole" if self._server else "row", "", (note,), overwrites=True)
 
     # ------------------------------------------------------------------ comparisons
 
@@ -379,6 +396,9 @@ class Probe:
         self._times.setdefault(size, []).append(perf_counter() - started)
         end_fork()
         computed = [actions, state]
+        if self._server:  # The state is the number of an episode there.
+            getattr(self.policy, "ended", lambda _: None)(state)
+            computed = [actions]
         if isinstance(self.policy, Probeable):
             # An argmax hides last bits, so the probe compares its input too.
             computed.append(self.policy.probe_outputs(batch))

@@ -1,0 +1,57 @@
+"""Runners whose policy is on a server of openpi's protocol, which is away for a while."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from rl_eval import EvalConfig, evaluate
+from tests.openpi_world import Openpi
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+
+@pytest.fixture
+def server() -> Iterator[Openpi]:
+    server = Openpi("dies", FAULT_AT="400", SECONDS_OF_ROW="0.002")
+    yield server
+    server.kill()
+
+
+def back_after_death(server: Openpi, seconds: float, gain: float = 1.0) -> None:
+    def start() -> None:
+        server.process.wait()
+        time.sleep(seconds)
+        server.kill()
+        server.mode = "det"
+        server.start(gain)
+
+    threading.Thread(target=start, daemon=True).start()
+
+
+def config_of(server: Openpi, runners: int, patience_s: float) -> EvalConfig:
+    config = server.config(runners, 2, patience_s=patience_s).evaluation(num_episodes=40)
+    return config.fault_tolerance(max_runner_restarts=20)
+
+
+@pytest.mark.parametrize("runners", [0, 2])
+@pytest.mark.parametrize("patience_s", [0.0, 30.0])
+@pytest.mark.parametrize("seconds", [1, *(pytest.param(long, marks=pytest.mark.slow) for long in (10, 60))])
+def test_a_server_that_is_away_changes_nothing(server: Openpi, seconds: float, patience_s: float, runners: int) -> None:
+    """The client tries again, and then runners are replaced."""
+    other = Openpi()
+    expected = evaluate(config_of(other, 0, 0.0)).fingerprint
+    other.kill()
+    back_after_death(server, seconds)
+    result = evaluate(config_of(server, runners, patience_s))
+    assert (result.status, result.fingerprint) == ("complete", expected)
+    assert not any(record.faults or record.attempts > 1 for record in result.episodes)
+
+
+@pytest.mark.parametrize("runners", [0, 2])
+def test_another_policy_at_the_address_is_noticed(server: Openpi, runners: int) -> None:
+    back_after_death(server, 0.5, gain=-1.0)
+    assert evaluate(config_of(server, runners, 30.0)).status != "complete"
