@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+import random
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from late_policy import Now
+from late_policy import Chunked, Now
 
 from rl_eval import EvalConfig, evaluate
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import PolicyError
+from rl_eval.policies import adapt_policy
 from rl_eval.policies.inference.inference import RowInference
+from rl_eval.policies.inference.late import Requests
 from rl_eval.protocols import Answer
 
 BOX = gym.spaces.Box(-9, 9, (3,), np.float32)
@@ -71,7 +74,8 @@ class Held(Now):
         return len(self.sent)
 
     def release(self, request: int) -> None:
-        self.answers.append(Answer(request, *self.act(*self.sent[request - 1][:2], None, self.sent[request - 1][2])))
+        observations, state, noise = self.sent[request - 1]
+        self.answers.append(Answer(request, *self.act(observations, state, None, noise and noise.take(slice(None)))))
 
     def received(self) -> list[Answer]:
         answers, self.answers = self.answers, []
@@ -175,3 +179,197 @@ def test_a_policy_learns_of_the_end_before_its_first_answer() -> None:
     expected = float(policy.answers[0].state.sum())
     assert inference.answered()[0] == []
     assert policy.gone == [0.0, expected]
+
+
+class HeldChunks(Held, Chunked):
+    """Policy with chunks whose answers a test releases."""
+
+
+class Story:
+    """Random story of a few lanes: requests, answers in any order, some of them twice, and episodes given up."""
+
+    def __init__(self, number: int, chunk: dict[str, int] | None, lanes: int = 3) -> None:
+        self.section = PolicySection(deterministic=False, chunk=chunk)
+        self.policy = Held() if chunk is None else HeldChunks()
+        self._random, self._lanes = random.Random(number), range(lanes)
+        self._inference = self._inference_of(self.policy, lanes)
+        assert self._inference.defer() is not None
+        self._seeds, self._actions = [0] * lanes, [list[float]() for _ in self._lanes]
+        self._left: dict[int, list[int]] = {}
+        self.ended: list[tuple[int, list[float]]] = []
+        for lane in self._lanes:
+            self._begin(lane)
+
+    def _inference_of(self, policy: Any, lanes: int) -> RowInference:
+        return RowInference(adapt_policy(self.section, BOX, ACTIONS, policy), BOX, ACTIONS, lanes, self.section)
+
+    def _begin(self, lane: int) -> None:
+        self._seeds[lane], self._actions[lane] = self._random.randrange(5), []
+        self._inference.begin(lane, self._seeds[lane])
+        self._see(self._inference, lane, self._seeds[lane], self._actions[lane])
+
+    @staticmethod
+    def _see(inference: RowInference, lane: int, seed: int, actions: list[float]) -> None:
+        seen = np.float32([seed, len(actions), sum(actions)])
+        inference.observations.write(lane, np.sin(seen))
+
+    def play(self, turns: int = 400) -> None:
+        for _ in range(turns):
+            turn = self._random.random()
+            if turn < 0.05:
+                lane = self._random.choice(self._lanes)
+                self._inference.end(lane)
+                self._begin(lane)
+            elif turn < 0.4:
+                self._ask()
+            elif turn < 0.8:
+                self._release()
+            self._take()
+
+    def _ask(self) -> None:
+        assert self._inference.requests is not None
+        ready = [lane for lane in self._lanes if not self._inference.requests.waiting[lane]]
+        if ready:
+            self._inference.ask(self._random.sample(ready, self._random.randint(1, len(ready))))
+        for request in range(max(self._left, default=0) + 1, len(self.policy.sent) + 1):
+            self._left[request] = list(range(len(self.policy.sent[request - 1][0])))
+
+    def _release(self) -> None:
+        if pending := [request for request, rows in self._left.items() if rows]:
+            request = self._random.choice(pending)
+            rows = self._random.sample(self._left[request], self._random.randint(1, len(self._left[request])))
+            self.policy.release(request)
+            whole = self.policy.answers.pop()
+            answer = Answer(request, whole.actions[rows], whole.state[rows], rows=rows)
+            self.policy.answers += [answer] * self._random.choice([1, 1, 2])
+            self._left[request] = [row for row in self._left[request] if row not in rows]
+
+    def _take(self) -> None:
+        lanes, actions, errors = self._inference.answered()
+        assert not errors
+        for lane in lanes:
+            self._actions[lane].append(float(actions[lane][0]))
+            if len(self._actions[lane]) == 9:
+                self.ended.append((self._seeds[lane], self._actions[lane]))
+                self._inference.end(lane)
+                self._begin(lane)
+            self._see(self._inference, lane, self._seeds[lane], self._actions[lane])
+
+    def expected(self, seed: int) -> list[float]:
+        """Return the actions of an episode with the policy in the process."""
+        inference = self._inference_of(Now() if self.section.chunk is None else Chunked(), 1)
+        inference.begin(0, seed)
+        actions: list[float] = []
+        while len(actions) < 9:
+            self._see(inference, 0, seed, actions)
+            actions.append(float(inference.act()[0][0][0]))
+        return actions
+
+
+CHUNKS = [None, *({"execute": execute, "delay": delay} for execute, delay in ((1, 0), (1, 1), (3, 0), (3, 2), (4, 4)))]
+
+
+def differing(chunk: dict[str, int] | None, stories: int) -> int:
+    """Return the number of episodes that differ from those of the policy in the process."""
+    count = found = 0
+    for number in range(stories):
+        story = Story(number, chunk)
+        story.play()
+        expected = [story.expected(seed) for seed in range(5)]
+        found += sum(actions != expected[seed] for seed, actions in story.ended)
+        count += len(story.ended)
+    assert count > 2 * stories
+    return found
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_any_order_of_answers_gives_the_same_actions(chunk: dict[str, int] | None) -> None:
+    assert differing(chunk, 15) == 0
+
+
+def state_of_all_rows(patch: pytest.MonkeyPatch) -> None:
+    taken = RowInference._taken
+
+    def also(inference: RowInference, received: Any) -> Any:
+        inference._keep_state(received.request.lanes[received.rows], received.answer.state)
+        return taken(inference, received)
+
+    patch.setattr(RowInference, "_taken", also)
+
+
+def noise_twice(patch: pytest.MonkeyPatch) -> None:
+    send = RowInference._send
+
+    def twice(inference: RowInference, requests: Requests, lanes: Any) -> None:
+        send(inference, requests, lanes)
+        inference._steps[lanes[:1]] += 1
+
+    patch.setattr(RowInference, "_send", twice)
+
+
+def answer_of_another_attempt(patch: pytest.MonkeyPatch) -> None:
+    ask = Requests.ask
+
+    def same_number(requests: Requests, lanes: Any, *rest: Any) -> None:
+        requests._numbers[lanes] = 0
+        ask(requests, lanes, *rest)
+
+    patch.setattr(Requests, "ask", same_number)
+
+
+@pytest.mark.parametrize("chunk", [None, {"execute": 3, "delay": 2}])
+@pytest.mark.parametrize("bug", [state_of_all_rows, noise_twice, answer_of_another_attempt])
+def test_a_planted_fault_is_seen(bug: Any, chunk: dict[str, int] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    bug(monkeypatch)
+    assert differing(chunk, 15) > 0
+
+
+def test_a_chunk_is_awaited_at_its_delay() -> None:
+    """Until then, actions of the former chunk answer at once; the chunk of an episode that ended is dropped."""
+    section = PolicySection(chunk={"execute": 3, "delay": 2})
+    policy = HeldChunks()
+    inference = RowInference(adapt_policy(section, BOX, ACTIONS, policy), BOX, ACTIONS, 1, section)
+    assert inference.defer() is not None
+    for _ in range(2):
+        sent = len(policy.sent)
+        inference.begin(0, seed=0)
+        waits = []
+        for step in range(6):
+            inference.ask([0])
+            found = inference.answered()[0]
+            waits.append(not found)
+            if not found:
+                policy.release(len(policy.sent))
+                assert inference.answered()[0] == [0]
+            assert len(policy.sent) - sent == 1 + step // 3
+        assert waits == [True, False, False, False, False, True]
+        inference.ask([0])
+        inference.end(0)
+    policy.release(len(policy.sent))
+    assert inference.answered()[0] == []
+
+
+class Oldest(Held):
+    """Policy that answers the oldest request when it is asked for answers."""
+
+    waiting: ClassVar[list[int]] = []
+    """Numbers of requests without an answer, at each call."""
+    sizes: ClassVar[set[int]] = set()
+
+    def received(self) -> list[Answer]:
+        Oldest.waiting.append(len(self.sent) - len(self.gone))
+        if len(self.gone) < len(self.sent):
+            self.gone.append(0.0)
+            self.release(len(self.gone))
+            Oldest.sizes.add(len(self.sent[len(self.gone) - 1][0]))
+        return super().received()
+
+    def ended(self, state: Any) -> None:
+        return None
+
+
+def test_one_half_of_the_slots_waits_while_the_other_half_steps() -> None:
+    made = config("now", "vector", 4, deterministic=False)
+    assert evaluate(made, Oldest()).fingerprint == evaluate(made).fingerprint
+    assert max(Oldest.waiting) == 2
+    assert max(Oldest.sizes) == 2
