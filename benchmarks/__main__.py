@@ -33,6 +33,7 @@ from benchmarks import (
     safety,
     sampling,
     seeds,
+    servers,
     slots,
     startup,
     table,
@@ -95,6 +96,9 @@ def _parser() -> argparse.ArgumentParser:
     spun.add_argument("--episodes", type=_positive, default=1000, help="episodes per evaluation (%(default)s)")
     uneven = add("slots", "slots in processes of their own, with steps of 1 to 50 ms", repeat=1)
     uneven.add_argument("--episodes", type=_positive, default=640, help="episodes of 20 steps (%(default)s)")
+    served = add("servers", "a policy on a server, and a slow one in the process, with many simulators", repeat=1)
+    served.add_argument("--slower", type=float, default=10.0, help="factor for all times (%(default)s)")
+    served.add_argument("--episodes", type=_positive, default=192, help="episodes per layout (%(default)s)")
     null = add("batched_null", "cost of the batched runner itself, per slot and step", repeat=5)
     null.add_argument("--seconds", type=float, default=1.0, help="CPU time of a measurement (%(default)s)")
     plan = add("planning", "plan, seeds and schedule, per episode", repeat=3)
@@ -280,6 +284,9 @@ _MEASURES: dict[str, Callable[[argparse.Namespace], list[Row]]] = {
         16 if args.quick else args.episodes, 1 if args.quick else args.repeat, _say
     ),
     "slots": lambda args: slots.measure(32 if args.quick else args.episodes, _say),
+    "servers": lambda args: servers.measure(
+        1.0 if args.quick else args.slower, 64 if args.quick else args.episodes, _say
+    ),
     "planning": _planning,
     "rows": lambda args: rows.measure(1 if args.quick else args.repeat, _say),
     "batched_null": _batched_null,

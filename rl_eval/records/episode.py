@@ -257,7 +257,8 @@ class EpisodeRecord(KnowsNames):
     step_seconds: Annotated[float, Column("<f4")]
     """Wall-clock time inside ``env.step``."""
     inference_seconds: Annotated[float, Column("<f4")]
-    """Wall-clock time in the policy while the episode ran, shared with the other episodes of the batch."""
+    """Wall-clock time in the policy while the episode ran, shared with the other episodes of the batch. If answers come
+    later, the time for which the episode waited for them."""
     faults: tuple[Fault, ...]
     """Faults that ended earlier attempts. If the episode failed, also the fault of the last attempt."""
     info: dict[str, float]
