@@ -259,11 +259,10 @@ def _from_factory(section: PolicySection, observation_space: gym.Space[Any], act
         name: space for name, space in offered.items() if name in parameters and name not in section.policy_kwargs
     }
     try:
-        with random_state_kept():
-            before = seed_and_state()
+        with random_state_kept(), _fresh_weights() as fresh:
             made = factory(**spaces, **section.policy_kwargs)
-            if (module := module_of(made)) is not None and _drawn_at_random(module, before):
-                vars(module)[_RANDOM_WEIGHTS] = True
+        if (module := module_of(made)) is not None and fresh(module):
+            vars(module)[_RANDOM_WEIGHTS] = True
     except TypeError as error:
         lacking = [name for name in required(parameters) if name not in spaces and name not in section.policy_kwargs]
         unknown = [one for one in section.policy_kwargs if one not in parameters]
@@ -289,18 +288,29 @@ def _from_factory(section: PolicySection, observation_space: gym.Space[Any], act
     return made
 
 
-def _drawn_at_random(module: Any, before: tuple[int, Any] | None) -> bool:
-    """Return whether a module has weights that its factory drew from torch's global generator without setting a seed.
+@contextlib.contextmanager
+def _fresh_weights() -> Iterator[Callable[[Any], bool]]:
+    """Yield a function that returns whether a module has weights that its factory drew without setting a seed."""
+    if "torch" not in sys.modules:
+        yield _written_once
+        return
+    from rl_eval.policies.fresh_weights import FreshWeights
 
-    Each tensor counts its in-place writes. Weights that were drawn, and then replaced by loaded weights, have a count
-    of at least two.
+    with FreshWeights() as context:
+        yield context.in_module
+
+
+def _written_once(module: Any) -> bool:
+    """Return whether the factory that imported torch drew each weight, and did not replace any.
+
+    Each tensor counts its in-place writes.
     """
-    now = seed_and_state()
-    if before is None and now is not None and now[0] >= _CHOSEN_BY_TORCH:  # The factory imported torch.
-        before = now[0], sys.modules["torch"].Generator().manual_seed(now[0]).get_state().tolist()
-    if before is None or now is None or now == before or now[0] != before[0]:
+    torch = sys.modules["torch"]
+    seed, tensors = torch.initial_seed(), [*module.parameters()]
+    untouched = torch.equal(torch.random.get_rng_state(), torch.Generator().manual_seed(seed).get_state())
+    if seed < _CHOSEN_BY_TORCH or untouched:
         return False
-    return any(not tensor.is_inference() and tensor._version <= 1 for tensor in module.parameters())
+    return any(one._version for one in tensors) and all(one._version <= 1 for one in tensors)
 
 
 def has_random_weights(policy: Policy) -> bool:
@@ -395,9 +405,3 @@ def random_state_kept() -> Iterator[None]:
         np.random.set_state(states[1])  # noqa: NPY002
         if torch:
             torch.random.set_rng_state(states[2])
-
-
-def seed_and_state() -> tuple[int, Any] | None:
-    """Return the seed and the state of torch's global generator; None before torch is imported."""
-    torch = sys.modules.get("torch")
-    return None if torch is None else (torch.initial_seed(), torch.random.get_rng_state().tolist())

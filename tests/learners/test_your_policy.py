@@ -53,6 +53,7 @@ def evaluates(line):
     else:
         result = eval(line, {"evaluate": functools.partial(evaluate, num_episodes=EPISODES), **names})
     assert (result.status, len(result.table.rows)) == ("complete", EPISODES)
+    assert not [note for note in result.notes if "weights at random" in note]
 
 
 @pytest.mark.parametrize("page", pages("tests/learners/test_your_policy.py"), ids=lambda page: page.stem)

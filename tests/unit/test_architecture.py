@@ -67,7 +67,7 @@ IMPURE_MODULES = {
     "uuid",
 }
 
-TORCH_AT_ONCE = ("policies.mlp", "policies.module", "policies.normalized", "ope.fitted_q")
+TORCH_AT_ONCE = ("policies.fresh_weights", "policies.mlp", "policies.module", "policies.normalized", "ope.fitted_q")
 """Modules that import torch when they are imported; all others wait until they need it."""
 
 RAY = (
