@@ -190,6 +190,7 @@ def check_policy(settings: EvalSettings) -> Iterator[Finding]:
             f"{str(settings.policy.deterministic).lower()}"
         )
         yield from (warning(text) for text in runner.inference.notes)
+        yield from (note(text) for text in getattr(runner.policy, "speed_notes", ()))
         if isinstance(runner.inference, RowInference):  # Multi-agent runners have one inference per policy.
             if settings.policy.inference != "batched":  # The notes explain batched inference.
                 yield _describe_inference(runner.inference, runner.lanes)

@@ -32,6 +32,7 @@ _FORWARDED: Final = (
     "reconnect",
     "result_notes",
     "server",
+    "speed_notes",
     "takes_device_arrays",
 )
 """Optional attributes of the inner policy that also hold for the policy that executes its chunks."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -12,11 +13,13 @@ import numpy as np
 import pytest
 
 from rl_eval import EvalConfig, evaluate
+from rl_eval.cli.checks import check_policy
 from rl_eval.errors import ConfigError, PolicyError, PolicyUnavailable
 from rl_eval.integrations.openpi import load_policy
 from rl_eval.integrations.openpi.mapping import Requests
 from tests.openpi_world import Openpi
 from tests.refused import refused
+from tests.unit.pages_world import DOCS, blocks
 
 pytestmark = pytest.mark.process
 
@@ -200,6 +203,24 @@ def test_a_file_maps_leaves(tmp_path: Path) -> None:
     request = Requests(str(file), None, SPACE).of(seen)[0]
     assert np.array_equal(request["rgb"]["front"], seen["image"][0].transpose(2, 0, 1))
     assert (request["prompt"], sorted(request)) == ("go", ["prompt", "rgb", "s"])
+
+
+def test_the_page_shows_a_mapping(tmp_path: Path) -> None:
+    file = tmp_path / "mapping.yaml"
+    (file_block,) = (block for block in blocks(DOCS / "servers.md") if block.title == file.name)
+    file.write_text(file_block.text)
+    names = {"agentview": IMAGE, "wrist": IMAGE, "robot_state": SPACE["state"], "timer": SPACE["state"]}
+    space = gym.spaces.Dict(names)
+    request = Requests(str(file), None, space).of(batch(space))[0]
+    assert sorted(request) == ["images", "observation/image", "observation/state", "prompt"]
+    assert request["images"]["wrist"].shape == (3, 48, 64)
+
+
+def test_doctor_says_that_requests_are_slow(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = start().config().build()
+    assert not [one for one in check_policy(settings) if "websockets" in one.text]
+    monkeypatch.setitem(sys.modules, "websockets.speedups", None)
+    assert [one.level for one in check_policy(settings) if "websockets" in one.text] == ["note"]
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,15 @@ class ServedPolicy:
         """Numerics key of a server of rl_eval."""
 
     @property
+    def speed_notes(self) -> tuple[str, ...]:
+        """Notes for ``rl-eval doctor`` about slow requests."""
+        try:
+            import websockets.speedups  # noqa: F401
+        except ImportError:
+            return ("websockets is installed without its C extension, so each megabyte of images costs 1 ms of CPU",)
+        return ()
+
+    @property
     def server(self) -> str:
         """Name of the server, for messages."""
         return f"the server at {self._server.addresses[self._place]}"

@@ -275,12 +275,14 @@ class Probe:
     def _unrepeatable(self, call: str) -> Finding:
         """Raise an error for a policy that does not repeat its results, or return a finding if that is allowed."""
         found = f"the policy gives different results for {call}, computed twice from the same state with the same noise"
+        remedies = POLICY_REMEDIES
         if self._server:
             found = f"{self._server} answers differently when asked twice for {call}, over two connections"
+            remedies = "Start the server with a policy that draws no random numbers and keeps no memory"
         if not self._allow_nondeterministic:
             drawn = changes(self._generators, generator_states())
             problem = found + (f"; meanwhile, {listed(drawn, 3)} changed" if drawn else "")
-            fix = f"{POLICY_REMEDIES}. To evaluate this policy anyway, set policy.allow_nondeterministic: true."
+            fix = f"{remedies}. To evaluate this policy anyway, set policy.allow_nondeterministic: true."
             raise ConfigError(problem, key="policy.allow_nondeterministic", value=False, fix=fix) from None
         note = f"the result cannot be reproduced: {found} (policy.allow_nondeterministic is true). {_UNCHECKED}"
         return Finding("whole" if self._server else "row", "", (note,), overwrites=True)
