@@ -62,8 +62,6 @@ class Integration:
     incidental: tuple[str, ...] = ()
     """Arguments of the factories on which no result depends, such as the address of a server. They are not part of an
     evaluation's identity."""
-    file_form: str = ""
-    """Policy string of a file, for the error about an object of the library that cannot be sent to a runner."""
     install: str = ""
     """Argument of ``pip install`` for the library."""
     simulator: str = ""

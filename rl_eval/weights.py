@@ -515,7 +515,7 @@ def _flatten(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
                 yield key, item
             else:
                 yield from _flatten(item, f"{key}.".replace(_COMPILED, ""))
-    elif (extract := integration_for(value, "as_weights")) is not None:
+    elif (extract := integration_for(value, "as_weights") or integration_for(value, "portable")) is not None:
         yield from _flatten(extract(value), prefix)
     elif prefix:
         yield prefix.removesuffix("."), value

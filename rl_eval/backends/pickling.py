@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 import cloudpickle
 
 from rl_eval.adapters import library_of
+from rl_eval.config.policy_sources import schemes
 from rl_eval.config.settings import SECTIONS, EvalSettings
 from rl_eval.errors import ConfigError
 from rl_eval.policies.inference.spaces import no_grad
@@ -42,8 +43,8 @@ def pickled(value: Any, what: str, without_weights_of: Any = None) -> bytes:
     except Exception as error:
         problem = f"{what} cannot be sent to a runner, because pickling failed: {error}"
         fix = 'Pass its name as "module:attr", or remove open files, locks and generators from the object.'
-        if (library := library_of(value)) is not None and library.file_form:
-            fix = f'Save it to a file, and pass the file as the policy, as in "{library.file_form}".'
+        if (library := library_of(value)) is not None and library.name in schemes():
+            fix = f"Save it to a file, and pass the file as the policy, as {schemes()[library.name].form}."
         raise ConfigError(problem, key=what, fix=fix) from error
 
 

@@ -19,6 +19,21 @@ _CLEANRL: Final = (
     f"pass {_HERE}.cleanrl.AgentPolicy(agent) for an agent of CleanRL, or name its class and file, as cleanrl:{{}}@FILE"
 )
 
+
+def _learner(name: str, packages: tuple[str, ...], schemes: str, distribution: str, install: str) -> Integration:
+    """Return the integration of a library whose adapter and loaders are in one module."""
+    module = f"{_HERE}.{name}"
+    return Integration(
+        name,
+        packages=packages,
+        adapter=module,
+        schemes=f"{_HERE}.{schemes}",
+        loaders=(module,),
+        distributions=(distribution,),
+        install=install,
+    )
+
+
 INTEGRATIONS: Final = (
     Integration(
         "gymnasium",
@@ -69,16 +84,7 @@ INTEGRATIONS: Final = (
             "stable_baselines3.common.vec_env.vec_transpose:",
         ),
     ),
-    Integration(
-        "onnx",
-        packages=("onnxruntime", f"{_HERE}.onnx"),
-        adapter=f"{_HERE}.onnx",
-        schemes=f"{_HERE}.onnx_files:SCHEMES",
-        loaders=(f"{_HERE}.onnx",),
-        distributions=("onnxruntime",),
-        install="rl-eval[onnx]",
-        file_form="onnx:policy.onnx",
-    ),
+    _learner("onnx", ("onnxruntime", f"{_HERE}.onnx"), "onnx_files:SCHEMES", "onnxruntime", "rl-eval[onnx]"),
     Integration(
         "openpi",
         packages=(f"{_HERE}.openpi",),
@@ -95,45 +101,17 @@ INTEGRATIONS: Final = (
         adapter=f"{_HERE}.torch_exports",
         schemes=f"{_HERE}.policy_files:EXPORTS",
         loaders=(f"{_HERE}.torch_exports",),
-        file_form="torchscript:policy.pt",
     ),
     Integration(
         "torch_export",
         packages=("torch.export",),
         adapter=f"{_HERE}.torch_exports",
-        file_form="torch_export:policy.pt2",
     ),
+    Integration("actors", packages=(f"{_HERE}.actors",), adapter=f"{_HERE}.actors"),
     Integration("lerobot", schemes=f"{_HERE}.policy_files:LEROBOT"),
-    Integration(
-        "rsl_rl",
-        packages=("rsl_rl", f"{_HERE}.rsl_rl"),
-        adapter=f"{_HERE}.rsl_rl",
-        schemes=f"{_HERE}.run_folders:RSL_RL",
-        loaders=(f"{_HERE}.rsl_rl",),
-        distributions=("rsl-rl-lib",),
-        install="rsl-rl-lib>=5",
-        file_form="rsl_rl:model_1000.pt",
-    ),
-    Integration(
-        "skrl",
-        packages=("skrl", f"{_HERE}.skrl"),
-        adapter=f"{_HERE}.skrl",
-        schemes=f"{_HERE}.run_folders:SKRL",
-        loaders=(f"{_HERE}.skrl",),
-        distributions=("skrl",),
-        install="skrl>=2",
-        file_form="skrl:my_pkg.models:Policy@agent_1000.pt",
-    ),
-    Integration(
-        "rl_games",
-        packages=("rl_games", f"{_HERE}.rl_games"),
-        adapter=f"{_HERE}.rl_games",
-        schemes=f"{_HERE}.run_folders:RL_GAMES",
-        loaders=(f"{_HERE}.rl_games",),
-        distributions=("rl-games",),
-        install="rl-games",
-        file_form="rl_games:agent.yaml@run.pth",
-    ),
+    _learner("rsl_rl", ("rsl_rl",), "run_folders:RSL_RL", "rsl-rl-lib", "rsl-rl-lib>=5"),
+    _learner("skrl", ("skrl",), "run_folders:SKRL", "skrl", "skrl>=2"),
+    _learner("rl_games", ("rl_games",), "run_folders:RL_GAMES", "rl-games", "rl-games"),
     Integration("torch_module", schemes=f"{_HERE}.policy_files:TORCH", loaders=(f"{_HERE}.torch_module",)),
     Integration(
         "torchrl",
@@ -149,15 +127,7 @@ INTEGRATIONS: Final = (
         advice={"get_action_and_value": _CLEANRL, "get_action": _CLEANRL, "envs": _CLEANRL},
     ),
     Integration("tianshou", packages=("tianshou",), adapter=f"{_HERE}.tianshou"),
-    Integration(
-        "d3rlpy",
-        packages=("d3rlpy", f"{_HERE}.d3rlpy"),
-        adapter=f"{_HERE}.d3rlpy",
-        schemes=f"{_HERE}.policy_files:D3RLPY",
-        loaders=(f"{_HERE}.d3rlpy",),
-        distributions=("d3rlpy",),
-        install="d3rlpy",
-    ),
+    _learner("d3rlpy", ("d3rlpy",), "policy_files:D3RLPY", "d3rlpy", "d3rlpy"),
     Integration(
         "jumanji",
         packages=("jumanji",),

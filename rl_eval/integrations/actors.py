@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, NamedTuple, TypeVar, final
+from typing import Any, TypeVar, final
 
 import gymnasium as gym
 import numpy as np
@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 import tree
 
+from rl_eval.config.settings import PolicySection
 from rl_eval.integrations.torch_draws import EpisodeDraws
 from rl_eval.protocols import NoiseSource
 
@@ -29,23 +30,21 @@ def copied(module: Module) -> Module:
     return copy.deepcopy(module, left_out).cpu()
 
 
-class Step(NamedTuple):
-    """Output of an actor for a batch."""
-
-    actions: torch.Tensor
-    numbers: tuple[torch.Tensor, ...]
-    """Tensors from which the actions are chosen, such as logits."""
-    state: State = ()
-
-
 class Actor(torch.nn.Module):
     """Network of a learner that chooses actions. It draws them with torch's distributions."""
 
     sizes: tuple[tuple[int, int], ...] = ()
     """Number of layers and units of each part of the recurrent state."""
 
-    def step(self, observations: Any, state: State, sample: bool) -> Step:
-        """Choose actions.
+    def check(self, section: PolicySection, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
+        """Check that the actor can act as configured.
+
+        Raises:
+            ConfigError: The spaces do not fit, or the settings do not.
+        """
+
+    def step(self, observations: Any, state: State, sample: bool) -> tuple[torch.Tensor, State]:
+        """Return actions, and the next state.
 
         Args:
             observations: Batch of tensors in the structure of the observation space.
@@ -60,7 +59,7 @@ class ActorPolicy:
     """Policy around an actor, with the interface of :class:`rl_eval.Policy`.
 
     Args:
-        actor: An actor that no other code uses.
+        actor: The actor.
         action_space: Action space of the environment.
     """
 
@@ -74,30 +73,44 @@ class ActorPolicy:
         return tuple(torch.zeros((batch_size, *size), device=device) for size in self.module.sizes) or None
 
     def probe_outputs(self, observations: Any) -> list[npt.NDArray[Any]]:
-        """Return the numbers that determine the actions. With a recurrent state, these are those of the second step."""
+        """Return the outputs of all layers that have one row per observation, in two steps with a recurrent state."""
         rows = len(tree.flatten(observations)[0])
-        live = np.ones(rows, np.bool_)
-        step = self._step(observations, self.initial_state(rows), live, None)
-        if step.state:  # A state of zeros has matrix products of zero in every batch.
-            step = self._step(observations, _swapped(step.state), live, None)
-        return [numbers.numpy(force=True) for numbers in step.numbers]
+        found: list[npt.NDArray[Any]] = []
+
+        def keep(layer: Any, inputs: Any, output: Any) -> None:
+            if isinstance(output, torch.Tensor) and output.shape[:1] == (rows,):
+                found.append(output.numpy(force=True))
+
+        hooks = [layer.register_forward_hook(keep) for layer in self.module.modules()]
+        _, state = self.act(observations, self.initial_state(rows), np.ones(rows, np.bool_), None)
+        if state:  # A state of zeros has matrix products of zero in every batch.
+            self.act(observations, state, np.ones(rows, np.bool_), None)
+        for hook in hooks:
+            hook.remove()
+        return found
 
     def act(
         self, observations: Any, state: State | None, live: npt.NDArray[np.bool_], noise: NoiseSource | None
     ) -> tuple[npt.NDArray[Any], State | None]:
         """Choose actions; see :class:`rl_eval.Policy`."""
-        step = self._step(observations, state, live, noise)
-        actions = step.actions.numpy(force=True).reshape(len(live), *(self._space.shape or ()))
-        return actions, _swapped(step.state) or None
-
-    @torch.no_grad()
-    def _step(
-        self, observations: Any, state: State | None, live: npt.NDArray[np.bool_], noise: NoiseSource | None
-    ) -> Step:
         device = next(self.module.parameters()).device
         inputs = tree.map_structure(lambda part: torch.as_tensor(part, device=device), observations)
-        with EpisodeDraws(live, noise):
-            return self.module.step(inputs, _swapped(state or ()), noise is not None)
+        with torch.no_grad(), EpisodeDraws(live, noise):
+            actions, following = self.module.step(inputs, _swapped(state or ()), noise is not None)
+        rows = actions.numpy(force=True).reshape(len(live), *(self._space.shape or ()))
+        return rows, _swapped(following) or None
+
+
+def as_policy(
+    value: Actor, section: PolicySection, observation_space: gym.Space[Any], action_space: gym.Space[Any]
+) -> ActorPolicy:
+    """Build the policy of an actor for an environment with these spaces.
+
+    Raises:
+        ConfigError: The actor does not fit; see :meth:`Actor.check`.
+    """
+    value.check(section, observation_space, action_space)
+    return ActorPolicy(value, action_space)
 
 
 def _swapped(state: State) -> State:

@@ -5,15 +5,15 @@ An ONNX file is a protocol buffer. It may name other files of its folder that co
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Final
 
 from rl_eval.bounded_read import BoundedFile
 from rl_eval.config.model_files import ModelFile
-from rl_eval.config.policy_sources import PolicyScheme, PolicySource, absolute, path_in
 from rl_eval.errors import ConfigError
+from rl_eval.integrations.policy_files import file_scheme
 
 SUFFIX: Final = ".onnx"
 _MOST: Final = 2**20
@@ -128,18 +128,12 @@ def _locations(fields: _Fields, message: str, start: int, end: int) -> Iterator[
         yield entry.get(2, b"").decode()
 
 
-def _source(reference: str, path: Path | None, given: Collection[str]) -> PolicySource:
-    path = path_in("onnx:policy.onnx", path)
-    if not is_model(path):
-        problem = f"the policy {str(path)!r} is not an ONNX model"
-        fix = f"Pass a file that was exported to ONNX, with the suffix {SUFFIX}."
-        raise ConfigError(problem, key="policy.policy", value=str(path), fix=fix)
-    external_data(path)
-    return PolicySource("rl_eval.integrations.onnx:load_policy", f"an ONNX model, {path}", {"path": absolute(path)})
-
-
 def _recognises(file: ModelFile) -> bool:
     return is_model(file.path)
 
 
-SCHEMES: Final = {"onnx": PolicyScheme("onnx:PATH", _source, _recognises, SUFFIX, parts=parts)}
+SCHEMES: Final = {
+    "onnx": file_scheme(
+        "onnx", "onnx:load_policy", "an ONNX model", _recognises, runs_code=False, suffix=SUFFIX, parts=parts
+    )
+}

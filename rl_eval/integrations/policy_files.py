@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rl_eval.config.model_files import ModelFile, described
 from rl_eval.config.policy_sources import PolicyScheme, PolicySource, absolute, path_in
@@ -83,23 +83,24 @@ def _agent(form: str, reference: str, path: Path | None, given: Collection[str])
 
 
 def _loaded(
-    factory: str, example: str, what: str, reference: str, path: Path | None, given: Collection[str]
+    factory: str,
+    example: str,
+    what: str,
+    runs_code: bool,
+    reference: str,
+    path: Path | None,
+    given: Collection[str],
 ) -> PolicySource:
-    """Return the policy source for a file that a factory loads, and that can run code."""
+    """Return the policy source for a file that a factory loads."""
     path = path_in(example, path)
-    return PolicySource(f"{_HERE}.{factory}", f"{what} in {path}", {"path": absolute(path)}, pickled=str(path))
+    pickled = str(path) if runs_code else None
+    return PolicySource(f"{_HERE}.{factory}", f"{what} in {path}", {"path": absolute(path)}, pickled=pickled)
 
 
 def _lerobot(reference: str, path: Path | None, given: Collection[str]) -> PolicySource:
     problem = f"the policy {str(path)!r} is a model of LeRobot, which needs packages and preprocessing of its own"
     fix = "Serve it from LeRobot's environment, and pass a function that asks the server (docs/invariance.md)."
     raise ConfigError(problem, key="policy.policy", value=str(path), fix=fix)
-
-
-def _algorithm(reference: str, path: Path | None, given: Collection[str]) -> PolicySource:
-    path = path_in("d3rlpy:model.d3", path)
-    factory = "rl_eval.integrations.d3rlpy:load_policy"
-    return PolicySource(factory, f"an algorithm of d3rlpy, {path}", {"path": absolute(path)})
 
 
 def _checkpoint(reference: str, path: Path | None, given: Collection[str]) -> PolicySource:
@@ -166,29 +167,47 @@ def _scheme(form: str, what: str, recognises: Callable[[ModelFile], bool]) -> Po
     return PolicyScheme(form, partial(_module, form, what), recognises, fallback=True)
 
 
-def _file(
-    name: str, factory: str, what: str, recognises: Callable[[ModelFile], bool], *, fallback: bool = False
+def file_scheme(
+    name: str,
+    factory: str,
+    what: str,
+    recognises: Callable[[ModelFile], bool],
+    *,
+    runs_code: bool = True,
+    **others: Any,
 ) -> PolicyScheme:
-    source = partial(_loaded, factory, f"{name}:policy.pt", what)
-    return PolicyScheme(f"{name}:PATH", source, recognises, fallback=fallback)
+    """Return the scheme of a file that a factory loads.
+
+    Args:
+        name: Name of the scheme.
+        factory: Factory in this package, as ``"module:attr"``.
+        what: Description of the content.
+        recognises: Whether a file is of this type.
+        runs_code: Whether the file can run code when it is loaded.
+        others: Other fields of the scheme.
+    """
+    source = partial(_loaded, factory, f"{name}:policy.pt", what, runs_code)
+    return PolicyScheme(f"{name}:PATH", source, recognises, **others)
 
 
 _CLEANRL_FORM: Final = "cleanrl:MODULE:CLASS@FILE"
 
 TORCH: Final = {
     "torch": _scheme("torch:MODULE:ATTR@FILE", "the module", _has_weights),
-    "torch_module": _file(
+    "torch_module": file_scheme(
         "torch_module", "torch_module:load_module", "the module of torch.save", _is_whole, fallback=True
     ),
 }
 EXPORTS: Final = {
-    "torchscript": _file("torchscript", "torch_exports:load_script", "a module of TorchScript", _is_script),
-    "torch_export": _file("torch_export", "torch_exports:load_export", "a program of torch.export", _is_export),
+    "torchscript": file_scheme("torchscript", "torch_exports:load_script", "a module of TorchScript", _is_script),
+    "torch_export": file_scheme("torch_export", "torch_exports:load_export", "a program of torch.export", _is_export),
 }
 LEROBOT: Final = {"lerobot": PolicyScheme("lerobot:PATH", _lerobot, _is_lerobot)}
 TORCHRL: Final = {"torchrl": _scheme("torchrl:MODULE:ATTR@FILE", "the TorchRL module", partial(_has_suffix, ()))}
 CLEANRL: Final = {
     "cleanrl": PolicyScheme(_CLEANRL_FORM, partial(_agent, _CLEANRL_FORM), partial(_has_suffix, (_CLEANRL,)))
 }
-D3RLPY: Final = {"d3rlpy": PolicyScheme("d3rlpy:PATH", _algorithm, _is_algorithm)}
+D3RLPY: Final = {
+    "d3rlpy": file_scheme("d3rlpy", "d3rlpy:load_policy", "an algorithm of d3rlpy", _is_algorithm, runs_code=False)
+}
 RLLIB: Final = {"rllib": PolicyScheme("rllib:PATH", _checkpoint, _is_checkpoint)}

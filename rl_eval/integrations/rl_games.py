@@ -17,9 +17,8 @@ from rl_games.algos_torch import players
 from rl_games.algos_torch.running_mean_std import RunningMeanStd, RunningMeanStdObs
 from typing_extensions import override
 
-from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError
-from rl_eval.integrations.actors import Actor, ActorPolicy, State, Step
+from rl_eval.integrations.actors import Actor, State
 from rl_eval.integrations.policy_files import reading
 from rl_eval.integrations.run_folders import run_config
 from rl_eval.weights import read_tensors
@@ -50,21 +49,21 @@ class RlGamesActor(Actor):
             self.sizes = tuple((part.shape[0], part.shape[2]) for part in self.model.get_default_rnn_state())
 
     @override
-    def step(self, observations: Any, state: State, sample: bool) -> Step:
+    def step(self, observations: Any, state: State, sample: bool) -> tuple[torch.Tensor, State]:
         # The network normalizes the observations in this dict.
         batch = {"is_train": False, "prev_actions": None, "rnn_states": state or None}
         output = self.model(batch | {"obs": _mapped(self._prepared, observations)})
         following = tuple(output["rnn_states"]) if state else ()
         if "mus" not in output:
             logits = output["logits"]
-            parts = tuple(logits) if isinstance(logits, list) else (logits,)
+            parts = logits if isinstance(logits, list) else [logits]
             modes = torch.stack([part.argmax(dim=-1) for part in parts], dim=-1)
-            return Step(output["actions"] if sample else modes, parts, following)
+            return output["actions"] if sample else modes, following
         mean = output["mus"]
         actions = (output["actions"] if sample else mean).reshape(mean.shape)
         if self._rescales:
             actions = players.rescale_actions(self.low, self.high, actions.clamp(-1.0, 1.0))
-        return Step(actions.clamp(-self._bounds[1], self._bounds[1]), (mean,), following)
+        return actions.clamp(-self._bounds[1], self._bounds[1]), following
 
     def _prepared(self, part: torch.Tensor) -> torch.Tensor:
         bound = self._bounds[0]
@@ -77,23 +76,9 @@ def portable(value: Any) -> RlGamesActor:
     Raises:
         ConfigError: The player is not one of PPO.
     """
-    if isinstance(value, RlGamesActor):
-        return value
     if not hasattr(getattr(value, "model", None), "a2c_network"):
         raise _not_ppo(type(value).__name__)
     return RlGamesActor(value).cpu()
-
-
-def as_weights(value: Any) -> dict[str, torch.Tensor]:
-    """Return the current tensors of the actor. The keys are the names that :func:`portable` uses."""
-    return dict(portable(value).state_dict())
-
-
-def as_policy(
-    value: Any, section: PolicySection, observation_space: gym.Space[Any], action_space: gym.Space[Any]
-) -> ActorPolicy:
-    """Build the policy for an environment with this action space."""
-    return ActorPolicy(portable(value), action_space)
 
 
 def load_policy(

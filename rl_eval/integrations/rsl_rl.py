@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError
-from rl_eval.integrations.actors import Actor, ActorPolicy, State, Step, copied
+from rl_eval.integrations.actors import Actor, State, copied
 from rl_eval.integrations.policy_files import reading
 from rl_eval.integrations.run_folders import run_config
 from rl_eval.weights import read_tensors
@@ -56,41 +56,25 @@ class RslRlActor(Actor):
             model.reset()
 
     @override
-    def step(self, observations: Any, state: State, sample: bool) -> Step:
+    def check(self, section: PolicySection, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
+        _groups_in(observation_space, self.groups)
+
+    @override
+    def step(self, observations: Any, state: State, sample: bool) -> tuple[torch.Tensor, State]:
         groups = observations if isinstance(observations, dict) else {self.groups[0]: observations}
         if state:
             self.model.reset(hidden_state=state if len(state) > 1 else state[0])
         output = self.model({name: groups[name].float() for name in self.groups}, stochastic_output=sample)
         hidden = self.model.get_hidden_state()
         bounded = output if self._bound is None else output.clamp(-self._bound, self._bound)
-        return Step(bounded, (output,), hidden if isinstance(hidden, tuple) else () if hidden is None else (hidden,))
+        return bounded, hidden if isinstance(hidden, tuple) else () if hidden is None else (hidden,)
 
 
 def portable(value: Any) -> RslRlActor:
     """Return a copy of the actor of a runner, or of an inference policy, on the CPU."""
-    if isinstance(value, RslRlActor):
-        return value
     if isinstance(value, MLPModel):
         return RslRlActor(copied(value))
     return RslRlActor(copied(value.alg.get_policy()), value.cfg.get("clip_actions"))
-
-
-def as_weights(value: Any) -> dict[str, torch.Tensor]:
-    """Return the current tensors of the actor. The keys are the names that :func:`portable` uses."""
-    return dict(portable(value).state_dict())
-
-
-def as_policy(
-    value: Any, section: PolicySection, observation_space: gym.Space[Any], action_space: gym.Space[Any]
-) -> ActorPolicy:
-    """Build the policy for an environment with these spaces.
-
-    Raises:
-        ConfigError: The observation space lacks a group of observations that the model needs.
-    """
-    actor = portable(value)
-    _groups_in(observation_space, actor.groups)
-    return ActorPolicy(actor, action_space)
 
 
 def load_policy(

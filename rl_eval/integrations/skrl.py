@@ -22,7 +22,7 @@ from typing_extensions import override
 from rl_eval.config.references import import_attribute
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError
-from rl_eval.integrations.actors import Actor, ActorPolicy, State, Step, copied
+from rl_eval.integrations.actors import Actor, State, copied
 from rl_eval.integrations.policy_files import reading
 from rl_eval.integrations.run_folders import run_config
 from rl_eval.weights import read_tensors
@@ -50,7 +50,15 @@ class SkrlActor(Actor):
         self.sizes = tuple((layers, units) for layers, _, units in shapes)
 
     @override
-    def step(self, observations: Any, state: State, sample: bool) -> Step:
+    def check(self, section: PolicySection, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
+        model = self.model
+        for mine, theirs in ((model.observation_space, observation_space), (model.action_space, action_space)):
+            if mine.shape != theirs.shape or type(mine) is not type(theirs):
+                problem = f"the policy was made for {mine}, but the environment has {theirs}"
+                raise ConfigError(problem, key="environment.env", value=theirs)
+
+    @override
+    def step(self, observations: Any, state: State, sample: bool) -> tuple[torch.Tensor, State]:
         arrays = tree.map_structure(lambda part: part.numpy(force=True), observations)
         device = next(self.parameters()).device
         flat = flatten_tensorized_space(tensorize_space(self.model.observation_space, arrays, device=device))
@@ -60,9 +68,8 @@ class SkrlActor(Actor):
         actions, outputs = self.model.act(inputs, role=self.role)
         following = tuple(outputs.get("rnn", ()))
         if self.role == "q_network":
-            return Step(actions.argmax(dim=1, keepdim=True), (actions,), following)
-        mean = outputs.get("mean_actions", actions)
-        return Step(actions if sample else mean, (outputs.get("net_output", mean),), following)
+            return actions.argmax(dim=1, keepdim=True), following
+        return actions if sample else outputs.get("mean_actions", actions), following
 
     @override
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> SkrlActor:
@@ -80,30 +87,7 @@ def portable(value: Any) -> SkrlActor:
     Raises:
         ConfigError: The agent has no model that acts on one observation.
     """
-    if isinstance(value, SkrlActor):
-        return value
     return copied(_actor_of(value))
-
-
-def as_weights(value: Any) -> dict[str, torch.Tensor]:
-    """Return the current tensors of the actor. The keys are the names that :func:`portable` uses."""
-    return dict(portable(value).state_dict())
-
-
-def as_policy(
-    value: Any, section: PolicySection, observation_space: gym.Space[Any], action_space: gym.Space[Any]
-) -> ActorPolicy:
-    """Build the policy for an environment with these spaces.
-
-    Raises:
-        ConfigError: The model has other spaces than the environment.
-    """
-    actor = portable(value)
-    for mine, theirs in ((actor.model.observation_space, observation_space), (actor.model.action_space, action_space)):
-        if mine.shape != theirs.shape or type(mine) is not type(theirs):
-            problem = f"the policy was made for {mine}, but the environment has {theirs}"
-            raise ConfigError(problem, key="environment.env", value=theirs)
-    return ActorPolicy(actor, action_space)
 
 
 def load_policy(

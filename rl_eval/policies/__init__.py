@@ -96,9 +96,7 @@ def _adapted(
     if named := isinstance(candidate, str):
         candidate = _from_factory(section, observation_space, action_space)
     _check_built(candidate)
-    adapter = integration_for(candidate, "as_policy")
-    if adapter is not None and not hasattr(type(candidate), "act"):
-        candidate = adapter(candidate, section, observation_space, action_space)
+    candidate = _of_library(candidate, section, observation_space, action_space)
     if isinstance(candidate, Policy):
         _check_act(candidate)
         if (module := module_of(candidate)) is not None:
@@ -147,6 +145,17 @@ def _adapted(
         fix = 'If it builds the policy, pass its result or its name, as "module:attr".'
         raise ConfigError(problem, key="policy.policy", value=candidate, fix=fix)
     return CallablePolicy(candidate)
+
+
+def _of_library(value: Any, section: PolicySection, *spaces: gym.Space[Any]) -> Any:
+    """Return the policy for an object of a library; any other object itself."""
+    if hasattr(type(value), "act"):
+        return value
+    if (adapter := integration_for(value, "as_policy")) is not None:
+        return adapter(value, section, *spaces)
+    if (detached := integration_for(value, "portable")) is not None:
+        return _of_library(detached(value), section, *spaces)
+    return value
 
 
 def _check_built(candidate: Any) -> None:

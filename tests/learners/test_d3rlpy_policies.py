@@ -58,7 +58,7 @@ def check_predicts(algo: Any, folder: Path, space: gym.spaces.Box, actions: gym.
     seen = np.stack([space.sample() for _ in range(16)])
     live, section = np.ones(16, bool), PolicySection(policy="unused")
     for value in (algo, ours.load_policy(file_of(algo, folder))):
-        policy = adapt_policy(section, space, actions, ours.portable(value))
+        policy = adapt_policy(section, space, actions, value)
         chosen, _ = policy.act(seen, None, live, None)
         np.testing.assert_array_equal(chosen, algo.predict(seen))
         assert chosen.dtype == actions.dtype

@@ -199,7 +199,7 @@ def test_actions_have_the_bounds_of_the_training(trained: Path) -> None:
         actor.eval().model.a2c_network.mu.bias.data.fill_(4.0)
         state = tuple(torch.zeros(layers, 1, units) for layers, units in actor.sizes)
         with torch.no_grad():
-            return actor.step(seen, state, False).actions
+            return actor.step(seen, state, False)[0]
 
     assert acted(load(trained)) == 2.0
     assert acted(load(trained, unbounded, env={"clip_observations": 5.0, "clip_actions": 3.0})) == 3.0

@@ -15,6 +15,7 @@ import pytest
 from rl_eval import evaluate
 from rl_eval.config.policy_sources import digest_of, named_source
 from rl_eval.errors import ConfigError
+from rl_eval.integrations.onnx import load_policy
 from rl_eval.integrations.onnx_files import external_data, is_model
 from rl_eval.integrations.onnx_ports import Roles, roles_of
 from tests.refused import refused, untold
@@ -77,7 +78,7 @@ def test_damaged_models_are_not_recognised(tmp_path: Path) -> None:
         path = written(tmp_path, content)
         assert not is_model(path)
         with refused(ConfigError, "policy.policy"):
-            named_source(f"onnx:{path}")
+            named_source(str(path))
 
 
 def test_the_structure_that_is_read_is_bounded(tmp_path: Path) -> None:
@@ -126,7 +127,7 @@ def test_external_data_must_be_in_the_folder_of_the_model(tmp_path: Path, name: 
     folder = tmp_path / "model"
     folder.mkdir()
     path = written(folder, model(name))
-    for call in (lambda: external_data(path), lambda: named_source(str(path))):
+    for call in (lambda: external_data(path), lambda: load_policy(str(path))):
         with refused(ConfigError, "policy.policy_kwargs.path", value=name):
             call()
     assert digest_of(path)
