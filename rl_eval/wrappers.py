@@ -35,8 +35,8 @@ _NUMBER: Final = gym.spaces.Box(-np.inf, np.inf, (1,), np.float32)
 class AddingWrapper(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
     """Base class of the wrappers of this module.
 
-    Its methods :meth:`begun` and :meth:`after` return the added values of one environment. For a batched simulator,
-    their arguments and results have one row for each slot.
+    Its method :meth:`values` returns the added values of one environment. For a batched simulator, its arguments and
+    results have one row for each slot.
 
     Args:
         env: The environment.
@@ -61,25 +61,20 @@ class AddingWrapper(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructor
         raise NotImplementedError
 
     @staticmethod
-    def begun(added: Spaces, info: Read) -> dict[str, Any]:  # noqa: ARG004  # InfoKeys reads them.
-        """Return the values that are known when an episode begins; the others are zeros."""
-        return {}
-
-    @staticmethod
-    def after(added: Spaces, action: Any, reward: Any, info: Read) -> dict[str, Any]:
-        """Return all values after a step."""
+    def values(added: Spaces, action: Any, reward: Any, info: Read) -> dict[str, Any]:
+        """Return the known values after a step, or after a reset, which has neither action nor reward."""
         raise NotImplementedError
 
     @override
     def reset(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         observation, info = self.env.reset(**kwargs)
-        begun = self.begun(self._added, _reader(info))
-        return joined(self.env.observation_space, observation, zeros(self._added) | begun), info
+        known = self.values(self._added, None, None, _reader(info))
+        return joined(self.env.observation_space, observation, zeros(self._added) | known), info
 
     @override
     def step(self, action: Any) -> tuple[dict[str, Any], Any, Any, Any, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
-        values = self.after(self._added, action, reward, _reader(info))
+        values = complete(self._added, self.values(self._added, action, reward, _reader(info)))
         return joined(self.env.observation_space, observation, values), reward, terminated, truncated, info
 
 
@@ -97,8 +92,8 @@ class LastAction(AddingWrapper):
 
     @staticmethod
     @override
-    def after(added: Spaces, action: Any, reward: Any, info: Read) -> dict[str, Any]:
-        return {"last_action": action}
+    def values(added: Spaces, action: Any, reward: Any, info: Read) -> dict[str, Any]:
+        return {} if reward is None else {"last_action": action}
 
 
 @final
@@ -112,8 +107,8 @@ class LastReward(AddingWrapper):
 
     @staticmethod
     @override
-    def after(added: Spaces, action: Any, reward: Any, info: Read) -> dict[str, Any]:
-        return {"last_reward": np.asarray(reward, np.float32).reshape(*np.shape(reward)[:1], 1)}
+    def values(added: Spaces, action: Any, reward: Any, info: Read) -> dict[str, Any]:
+        return {} if reward is None else {"last_reward": np.asarray(reward, np.float32)[..., None]}
 
 
 @final
@@ -139,19 +134,8 @@ class InfoKeys(AddingWrapper):
 
     @staticmethod
     @override
-    def begun(added: Spaces, info: Read) -> dict[str, Any]:
-        found = {key: info(key, space) for key, space in added.items()}
-        return {key: value for key, value in found.items() if value is not None}
-
-    @staticmethod
-    @override
-    def after(added: Spaces, action: Any, reward: Any, info: Read) -> dict[str, Any]:
-        found = {key: info(key, space) for key, space in added.items()}
-        if missing := [key for key, value in found.items() if value is None]:
-            problem = f"info lacks {missing[0]!r}, which the wrapper InfoKeys adds to the observation"
-            fix = "Report the key in the info of every step, or remove it from the wrapper's keys."
-            raise EnvError(problem, key=f"info.{missing[0]}", fix=fix)
-        return found
+    def values(added: Spaces, action: Any, reward: Any, info: Read) -> dict[str, Any]:
+        return {key: value for key, space in added.items() if (value := info(key, space)) is not None}
 
 
 def extended(space: gym.Space[Any], added: Spaces) -> gym.spaces.Dict:
@@ -172,6 +156,20 @@ def joined(space: gym.Space[Any], observation: Any, values: Mapping[str, Any]) -
     """Return an observation of a space, or a batch of them, with more values."""
     parts = observation if isinstance(space, gym.spaces.Dict) else {"observation": observation}
     return {**parts, **values}
+
+
+def complete(added: Spaces, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values after a step.
+
+    Raises:
+        EnvError: One is missing.
+    """
+    for key in added:
+        if key not in values:
+            problem = f"info lacks {key!r}, which the wrapper InfoKeys adds to the observation"
+            fix = "Report the key in the info of every step, or remove it from the wrapper's keys."
+            raise EnvError(problem, key=f"info.{key}", fix=fix)
+    return values
 
 
 def zeros(added: Spaces, *rows: int) -> dict[str, Any]:

@@ -424,27 +424,25 @@ _MOST_DIGITS: Final = 1_000
 Marks = dict[tuple[str | int, ...], tuple[int, int]]
 
 
-def compose_yaml(text: str, path: Path, *, tuples: bool = False) -> tuple[Any, Marks]:
+def compose_yaml(text: str, path: Path) -> tuple[Any, Marks]:
     """Parse YAML. Return the values, and the line and column (from 1) of each key and list item.
 
     Args:
         text: The text.
         path: Its file, for the message.
-        tuples: Whether to read tuples, which ``yaml.dump`` writes with the tag ``!!python/tuple``. Other tags of Python
-            are always an error, because they can run code.
 
     Raises:
         ConfigError: The text is not valid YAML, or contains a key twice.
     """
     try:
-        return _parsed(text, _TupleLoader if tuples else _StrictLoader)
+        return _parsed(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {error}", key=str(path)) from None
 
 
-def _parsed(text: str, kind: type[_StrictLoader] | None = None) -> tuple[Any, Marks]:
+def _parsed(text: str) -> tuple[Any, Marks]:
     try:
-        loader = (kind or _StrictLoader)(text)
+        loader = _StrictLoader(text)
         node = loader.get_single_node()
         return None if node is None else loader.construct_document(node), _marks(node)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -521,12 +519,9 @@ class _StrictLoader(yaml.SafeLoader):
         return node
 
 
-class _TupleLoader(_StrictLoader):
-    """Loader that also reads tuples."""
-
-
 def _tuple(loader: yaml.SafeLoader, node: yaml.SequenceNode) -> tuple[Any, ...]:
     return tuple(loader.construct_sequence(node, deep=True))
 
 
-_TupleLoader.add_constructor("tag:yaml.org,2002:python/tuple", _tuple)
+# ``yaml.dump`` writes tuples with this tag. Other tags of Python are an error, because they can run code.
+_StrictLoader.add_constructor("tag:yaml.org,2002:python/tuple", _tuple)

@@ -215,14 +215,15 @@ def _changes(wrapper: Any, env: Any) -> bool:
 def _of_transform(transform: Any, name: str) -> dict[str, Any]:
     if not getattr(transform, "initialized", True) or getattr(transform, "_td", transform) is None:
         raise _unseen(name)
-    loc, scale = transform.loc, transform.scale
     keys = [key for key in transform.in_keys if key != "reward"]
-    parts = {}
+    leaves = {}
     for key in keys:
-        one, other = (_array(value.get(key) if hasattr(value, "get") else value) for value in (loc, scale))
-        parts["/".join((key,) if isinstance(key, str) else key)] = _affine(one, other, transform.standard_normal)
-    parts = {"": parts["observation"]} if parts.keys() == {"observation"} else parts
-    return _arguments(parts, {"epsilon": 0.0, "dtype": str(next(iter(parts.values()))["mean"].dtype)})
+        path = "" if keys == ["observation"] else "/".join((key, "") if isinstance(key, str) else (*key, ""))
+        for part in ("loc", "scale"):
+            value = getattr(transform, part)
+            leaves[path + part] = value.get(key) if hasattr(value, "get") else value
+        leaves[f"{path}standard_normal"] = transform.standard_normal
+    return _of_tensors(leaves, name, {})
 
 
 def _affine(loc: Array, scale: Array, standard: Any) -> dict[str, Array]:

@@ -13,6 +13,7 @@ from typing import Any, Final, final
 
 import gymnasium as gym
 import torch
+import tree
 from rl_games.algos_torch import players
 from rl_games.algos_torch.running_mean_std import RunningMeanStd, RunningMeanStdObs
 from typing_extensions import override
@@ -52,7 +53,7 @@ class RlGamesActor(Actor):
     def step(self, observations: Any, state: State, sample: bool) -> tuple[torch.Tensor, State]:
         # The network normalizes the observations in this dict.
         batch = {"is_train": False, "prev_actions": None, "rnn_states": state or None}
-        output = self.model(batch | {"obs": _mapped(self._prepared, observations)})
+        output = self.model(batch | {"obs": tree.map_structure(self._prepared, observations)})
         following = tuple(output["rnn_states"]) if state else ()
         if "mus" not in output:
             logits = output["logits"]
@@ -157,9 +158,3 @@ def _plain(model: torch.nn.Module) -> Any:
             plain.load_state_dict(part.state_dict())
             setattr(copied, name, plain)
     return copied
-
-
-def _mapped(function: Any, observations: Any) -> Any:
-    if isinstance(observations, dict):
-        return {name: function(part) for name, part in observations.items()}
-    return function(observations)

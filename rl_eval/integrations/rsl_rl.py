@@ -83,7 +83,6 @@ def load_policy(
     action_space: gym.Space[Any],
     cfg: str | Mapping[str, Any] | None = None,
     activation: str | None = None,
-    hidden_dims: list[int] | None = None,
 ) -> RslRlActor:
     """Load the actor from a file that a runner of rsl_rl saved.
 
@@ -94,7 +93,6 @@ def load_policy(
         action_space: Action space of the environment.
         cfg: Training configuration of the runner, or its YAML file, such as Isaac Lab's ``params/agent.yaml``.
         activation: Activation function, if there is no configuration.
-        hidden_dims: Sizes of the hidden layers, if there is no configuration; those in the file by default.
 
     Raises:
         ConfigError: The file cannot be read, does not fit the configuration or the spaces, or has no configuration.
@@ -104,7 +102,7 @@ def load_policy(
         tensors = _tensors(read_tensors(file))
         facts = _facts(tensors)
     given = run_config(cfg) if isinstance(cfg, str) else dict(cfg or {})
-    plain = {"activation": activation, "hidden_dims": hidden_dims or facts["hidden_dims"]}
+    plain = {"activation": activation, "hidden_dims": facts["hidden_dims"]}
     section = given.get("actor") or given.get("policy") or plain
     if "distribution_cfg" not in section:
         section = _present(section, tensors, facts)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,9 +17,6 @@ _BESIDE: Final = ("params/agent.yaml", "../params/agent.yaml")
 """Places of the training configuration in a run folder of Isaac Lab, relative to the folder of a checkpoint."""
 _OWN: Final = re.compile(r"(rsl_rl(\.\w+)+[.:])?\w+(Model|Distribution)|ActorCritic(Recurrent)?")
 """Names of rsl_rl's own classes in a configuration."""
-_RSL_RL: Final = "rl_eval.integrations.rsl_rl:load_policy"
-_SKRL: Final = "rl_eval.integrations.skrl:load_policy"
-_RL_GAMES: Final = "rl_eval.integrations.rl_games:load_policy"
 
 
 def run_config(path: str | Path) -> dict[str, Any]:
@@ -28,7 +26,7 @@ def run_config(path: str | Path) -> dict[str, Any]:
         ConfigError: The file cannot be read, is not a mapping, or contains Python objects other than tuples.
     """
     file = user_path(str(path))
-    values, _ = compose_yaml(read_text(file), file, tuples=True)
+    values, _ = compose_yaml(read_text(file), file)
     if not isinstance(values, dict):
         problem = f"policy_kwargs.cfg: {str(path)!r} is not a training configuration"
         raise ConfigError(problem, key="policy.policy_kwargs.cfg", value=str(path), fix="Pass a YAML file of settings.")
@@ -40,16 +38,55 @@ def _beside(path: Path) -> Path | None:
     return next((found for place in _BESIDE if (found := (path.parent / place).resolve()).is_file()), None)
 
 
-def _rsl_rl(reference: str, path: Path | None, given: Collection[str]) -> PolicySource:
-    path = path_in("rsl_rl:model_1000.pt", path)
-    config = None if {"cfg", "activation"} & {*given} else _beside(path)
-    own = config is None or all(map(_OWN.fullmatch, _class_names(run_config(config))))
-    return PolicySource(
-        _RSL_RL,
-        f"the actor of rsl_rl in {path}{_with(config)}",
-        {"path": absolute(path), **({} if config is None else {"cfg": str(config)})},
-        pickled=None if own else str(config),
+def _source(
+    library: str,
+    needs_config: bool,
+    runs_code: Callable[[Path | None], bool],
+    reference: str,
+    path: Path | None,
+    given: Collection[str],
+) -> PolicySource:
+    """Return the policy source for a checkpoint and the configuration that the policy string names, or the one beside.
+
+    Args:
+        library: Name of the library.
+        needs_config: Whether a checkpoint without a configuration is an error.
+        runs_code: Whether the library can run code that a configuration names; of an unknown one, if it is None.
+        reference: The configuration, or the ``MODULE:ATTR`` of a model; may be empty.
+        path: The checkpoint.
+        given: Names of policy arguments that the config sets.
+
+    Raises:
+        ConfigError: There is no checkpoint, or no configuration.
+    """
+    path = path_in(f"{library}:{'agent.yaml@' if needs_config else ''}model_1000.pt", path)
+    kwargs = {"path": absolute(path)}
+    factory, said = f"rl_eval.integrations.{library}:load_policy", f"the policy of {library} in {path}"
+    if ":" in reference:
+        return PolicySource(factory, f"{said}, a {reference}", kwargs | {"model": reference})
+    if {"cfg", "activation", "model"} & {*given}:
+        code = "the file of policy.policy_kwargs.cfg" if "cfg" in given and runs_code(None) else None
+        return PolicySource(factory, said, kwargs, pickled=code)
+    config = user_path(reference).resolve() if reference else _beside(path)
+    if config is not None and config.is_file():
+        code = str(config) if runs_code(config) else None
+        said = f"{said} with the configuration {config}"
+        return PolicySource(factory, said, kwargs | {"cfg": str(config)}, pickled=code)
+    if not needs_config:
+        return PolicySource(factory, said, kwargs)
+    problem = (
+        f"the policy {str(path)!r} is a checkpoint of {library}, which does not contain the network, and there is no "
+        f"{reference or 'params/agent.yaml beside it'}"
     )
+    fix = f"Write the policy as {library}:CONFIG.yaml@FILE, with the training configuration."
+    if library == "skrl":
+        fix = "Write the policy as skrl:MODULE:ATTR@FILE, with the class of the policy's model."
+    raise ConfigError(problem, key="policy.policy", value=str(path), fix=fix)
+
+
+def _names_foreign_classes(config: Path | None) -> bool:
+    """Return whether a configuration of rsl_rl names, or may name, classes of other packages for the actor."""
+    return config is None or not all(map(_OWN.fullmatch, _class_names(run_config(config))))
 
 
 def _class_names(values: Mapping[str, Any]) -> Iterator[str]:
@@ -60,67 +97,28 @@ def _class_names(values: Mapping[str, Any]) -> Iterator[str]:
             yield str(section.get("class_name"))
 
 
-def _skrl(reference: str, path: Path | None, given: Collection[str]) -> PolicySource:
-    path = path_in("skrl:my_pkg.models:Policy@agent_1000.pt", path)
-    kwargs: dict[str, Any] = {"path": absolute(path)}
-    if ":" in reference or "model" in given:
-        named = {"model": reference} if reference else {}
-        return PolicySource(_SKRL, f"the policy {reference} of skrl with the weights of {path}", kwargs | named)
-    config = _config("skrl", reference, path, "skrl:MODULE:ATTR@FILE, with the class of the policy's model")
-    said = f"the policy of skrl in {path}{_with(config)}"
-    # skrl's Runner evaluates texts of its configuration as Python.
-    return PolicySource(_SKRL, said, kwargs | {"cfg": str(config)}, pickled=str(config))
-
-
-def _rl_games(reference: str, path: Path | None, given: Collection[str]) -> PolicySource:
-    path = path_in("rl_games:agent.yaml@run.pth", path)
-    kwargs: dict[str, Any] = {"path": absolute(path)}
-    config = None if "cfg" in given else _config("rl_games", reference, path, "rl_games:CONFIG.yaml@FILE")
-    return PolicySource(
-        _RL_GAMES,
-        f"the policy of rl_games in {path}{_with(config)}",
-        kwargs if config is None else kwargs | {"cfg": str(config)},
-    )
-
-
-def _config(library: str, reference: str, path: Path, form: str) -> Path:
-    """Return the configuration that a policy string names, or the one beside the file.
-
-    Raises:
-        ConfigError: There is no such configuration.
-    """
-    found = user_path(reference).resolve() if reference else _beside(path)
-    if found is None or not found.is_file():
-        problem = (
-            f"the policy {str(path)!r} is a checkpoint of {library}, which does not contain the network, and there is "
-            f"no {reference or 'params/agent.yaml beside it'}"
-        )
-        raise ConfigError(problem, key="policy.policy", value=str(path), fix=f"Write the policy as {form}.")
-    return found
-
-
-def _with(config: Path | None) -> str:
-    return "" if config is None else f" with the configuration {config}"
-
-
 def _has(file: ModelFile, *keys: str) -> bool:
     return file.is_torch and not file.texts.isdisjoint(keys)
 
 
 RSL_RL: Final = {
-    "rsl_rl": PolicyScheme("rsl_rl:PATH", _rsl_rl, lambda file: _has(file, "actor_state_dict", "model_state_dict"))
+    "rsl_rl": PolicyScheme(
+        "rsl_rl:PATH",
+        partial(_source, "rsl_rl", False, _names_foreign_classes),
+        lambda file: _has(file, "actor_state_dict", "model_state_dict"),
+    )
 }
 SKRL: Final = {
     "skrl": PolicyScheme(
         "skrl:MODULE:ATTR@FILE",
-        _skrl,
+        partial(_source, "skrl", True, lambda _: True),  # The Runner evaluates texts as Python.
         lambda file: _has(file, "observation_preprocessor", "state_preprocessor", "value_preprocessor"),
     )
 }
 RL_GAMES: Final = {
     "rl_games": PolicyScheme(
         "rl_games:CONFIG.yaml@FILE",
-        _rl_games,
+        partial(_source, "rl_games", True, lambda _: False),
         lambda file: file.is_torch and any(text.startswith("a2c_network.") for text in file.texts),
     )
 }

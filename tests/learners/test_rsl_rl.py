@@ -228,6 +228,7 @@ def test_a_class_from_outside_of_rsl_rl_needs_trust(trained: Any, tmp_path: Path
     for actor in ({**ACTOR, "class_name": name}, {**ACTOR, "distribution_cfg": {"class_name": name}}):
         (tmp_path / "params/agent.yaml").write_text(yaml.dump({**TRAINING, "actor": actor}))
         assert named_source(str(tmp_path / "model_3.pt")).pickled == str(tmp_path / "params/agent.yaml")
+    assert named_source(str(folder / "model_3.pt"), ["cfg"]).pickled
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,7 @@ def test_a_run_folder_acts_as_its_runner_and_needs_trust(tmp_path: Path) -> None
     assert evaluate(config_of(policy=f"skrl:{beside}@{path}")).fingerprint == result.fingerprint
     assert evaluate(config_of(), runner).fingerprint == result.fingerprint
     assert named_source(str(path)).pickled == str(beside)
+    assert named_source(str(path), ["cfg"]).pickled
 
 
 def discrete(kind: Any, config: Any, **models: Any) -> Any:

@@ -16,7 +16,7 @@ from rl_eval.policies.inference.spaces import text_array
 from rl_eval.records.episode import EpisodeSpec
 from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep, Slots, checked
 from rl_eval.runners.environment import wrapper_of
-from rl_eval.wrappers import AddingWrapper, Read, extended, joined, zeros
+from rl_eval.wrappers import AddingWrapper, Read, complete, extended, joined, zeros
 
 _KEPT: Final = (
     *("num_envs", "action_space", "min_free", "couples_slots", "restarts_idle", "trusted", "condition_keys", "note"),
@@ -58,16 +58,17 @@ class AddingSimulator(BatchSimulator):
             return tree.map_structure(lambda *parts: np.concatenate(parts), *rows)
         observations = self._inner.restart(slots, specs)
         self._running[slots] = True
-        begun = self._wrapper.begun(self._added, _reader(self.first_values, slots))
-        return joined(self._inner.observation_space, observations, zeros(self._added, len(slots)) | begun)
+        known = self._wrapper.values(self._added, None, None, _reader(self.first_values, slots))
+        return joined(self._inner.observation_space, observations, zeros(self._added, len(slots)) | known)
 
     @override
     def step(self, actions: Any) -> BatchStep:
         step = checked(self._inner.step(actions), self.num_envs)
         running, self._running = self._running, self._running & ~(step.terminated | step.truncated)
         every = np.arange(self.num_envs)
-        values = self._wrapper.after(self._added, actions, step.rewards, _reader(step.values, every, running))
-        return replace(step, observations=joined(self._inner.observation_space, step.observations, values))
+        values = self._wrapper.values(self._added, actions, step.rewards, _reader(step.values, every, running))
+        joint = joined(self._inner.observation_space, step.observations, complete(self._added, values))
+        return replace(step, observations=joint)
 
     @override
     def close(self) -> None:
