@@ -20,17 +20,11 @@ _CLEANRL: Final = (
 )
 
 
-def _learner(name: str, packages: tuple[str, ...], schemes: str, distribution: str, install: str) -> Integration:
-    """Return the integration of a library whose adapter and loaders are in one module."""
-    module = f"{_HERE}.{name}"
+def _learner(name: str, packages: tuple[str, ...], schemes: str, module: str = "", **others: Any) -> Integration:
+    """Return the integration of a library whose adapter and loaders are in one module, by default that of its name."""
+    module = f"{_HERE}.{module or name}"
     return Integration(
-        name,
-        packages=packages,
-        adapter=module,
-        schemes=f"{_HERE}.{schemes}",
-        loaders=(module,),
-        distributions=(distribution,),
-        install=install,
+        name, packages=packages, adapter=module, schemes=f"{_HERE}.{schemes}", loaders=(module,), **others
     )
 
 
@@ -54,20 +48,11 @@ INTEGRATIONS: Final = (
             "update_running_mean",
         ),
     ),
-    Integration(
-        "rllib",
-        packages=("ray.rllib",),
-        adapter=f"{_HERE}.rllib",
-        schemes=f"{_HERE}.policy_files:RLLIB",
-        loaders=(f"{_HERE}.rllib",),
-        folders=True,
-    ),
-    Integration(
+    _learner("rllib", ("ray.rllib",), "policy_files:RLLIB", folders=True),
+    _learner(
         "sb3",
-        packages=("stable_baselines3", "sb3_contrib", "imitation"),
-        adapter=f"{_HERE}.sb3",
-        schemes=f"{_HERE}.sb3.files:SCHEMES",
-        loaders=(f"{_HERE}.sb3",),
+        ("stable_baselines3", "sb3_contrib", "imitation"),
+        "sb3.files:SCHEMES",
         endings=("", ".zip", ".pkl"),
         companions="*vec*normalize*.pkl",
         distributions=("stable-baselines3", "sb3-contrib"),
@@ -84,34 +69,28 @@ INTEGRATIONS: Final = (
             "stable_baselines3.common.vec_env.vec_transpose:",
         ),
     ),
-    _learner("onnx", ("onnxruntime", f"{_HERE}.onnx"), "onnx_files:SCHEMES", "onnxruntime", "rl-eval[onnx]"),
-    Integration(
+    _learner(
+        "onnx",
+        ("onnxruntime", f"{_HERE}.onnx"),
+        "onnx_files:SCHEMES",
+        distributions=("onnxruntime",),
+        install="rl-eval[onnx]",
+    ),
+    _learner(
         "openpi",
-        packages=(f"{_HERE}.openpi",),
-        adapter=f"{_HERE}.openpi",
-        schemes=f"{_HERE}.openpi:SCHEMES",
-        loaders=(f"{_HERE}.openpi",),
+        (f"{_HERE}.openpi",),
+        "openpi:SCHEMES",
         distributions=("websockets",),
         incidental=("addresses", "key_variable", "connect_timeout_s", "answer_timeout_s", "patience_s"),
         install="rl-eval[openpi]",
     ),
-    Integration(
-        "torchscript",
-        packages=("torch.jit",),
-        adapter=f"{_HERE}.torch_exports",
-        schemes=f"{_HERE}.policy_files:EXPORTS",
-        loaders=(f"{_HERE}.torch_exports",),
-    ),
-    Integration(
-        "torch_export",
-        packages=("torch.export",),
-        adapter=f"{_HERE}.torch_exports",
-    ),
+    _learner("torchscript", ("torch.jit",), "policy_files:EXPORTS", "torch_exports"),
+    Integration("torch_export", packages=("torch.export",), adapter=f"{_HERE}.torch_exports"),
     Integration("actors", packages=(f"{_HERE}.actors",), adapter=f"{_HERE}.actors"),
     Integration("lerobot", schemes=f"{_HERE}.policy_files:LEROBOT"),
-    _learner("rsl_rl", ("rsl_rl",), "run_folders:RSL_RL", "rsl-rl-lib", "rsl-rl-lib>=5"),
-    _learner("skrl", ("skrl",), "run_folders:SKRL", "skrl", "skrl>=2"),
-    _learner("rl_games", ("rl_games",), "run_folders:RL_GAMES", "rl-games", "rl-games"),
+    _learner("rsl_rl", ("rsl_rl",), "run_folders:RSL_RL", distributions=("rsl-rl-lib",), install="rsl-rl-lib>=5"),
+    _learner("skrl", ("skrl",), "run_folders:SKRL", distributions=("skrl",), install="skrl>=2"),
+    _learner("rl_games", ("rl_games",), "run_folders:RL_GAMES", distributions=("rl-games",), install="rl-games"),
     Integration("torch_module", schemes=f"{_HERE}.policy_files:TORCH", loaders=(f"{_HERE}.torch_module",)),
     Integration(
         "torchrl",
@@ -127,7 +106,7 @@ INTEGRATIONS: Final = (
         advice={"get_action_and_value": _CLEANRL, "get_action": _CLEANRL, "envs": _CLEANRL},
     ),
     Integration("tianshou", packages=("tianshou",), adapter=f"{_HERE}.tianshou"),
-    _learner("d3rlpy", ("d3rlpy",), "policy_files:D3RLPY", "d3rlpy", "d3rlpy"),
+    _learner("d3rlpy", ("d3rlpy",), "policy_files:D3RLPY", distributions=("d3rlpy",), install="d3rlpy"),
     Integration(
         "jumanji",
         packages=("jumanji",),

@@ -82,21 +82,6 @@ def _agent(form: str, reference: str, path: Path | None, given: Collection[str])
     )
 
 
-def _loaded(
-    factory: str,
-    example: str,
-    what: str,
-    runs_code: bool,
-    reference: str,
-    path: Path | None,
-    given: Collection[str],
-) -> PolicySource:
-    """Return the policy source for a file that a factory loads."""
-    path = path_in(example, path)
-    pickled = str(path) if runs_code else None
-    return PolicySource(f"{_HERE}.{factory}", f"{what} in {path}", {"path": absolute(path)}, pickled=pickled)
-
-
 def _lerobot(reference: str, path: Path | None, given: Collection[str]) -> PolicySource:
     problem = f"the policy {str(path)!r} is a model of LeRobot, which needs packages and preprocessing of its own"
     fix = "Serve it from LeRobot's environment, and pass a function that asks the server (docs/invariance.md)."
@@ -186,7 +171,12 @@ def file_scheme(
         runs_code: Whether the file can run code when it is loaded.
         others: Other fields of the scheme.
     """
-    source = partial(_loaded, factory, f"{name}:policy.pt", what, runs_code)
+
+    def source(reference: str, path: Path | None, given: Collection[str]) -> PolicySource:
+        path = path_in(f"{name}:policy.pt", path)
+        pickled = str(path) if runs_code else None
+        return PolicySource(f"{_HERE}.{factory}", f"{what} in {path}", {"path": absolute(path)}, pickled=pickled)
+
     return PolicyScheme(f"{name}:PATH", source, recognises, **others)
 
 

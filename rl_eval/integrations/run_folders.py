@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,50 +37,42 @@ def _beside(path: Path) -> Path | None:
     return next((found for place in _BESIDE if (found := (path.parent / place).resolve()).is_file()), None)
 
 
-def _source(
-    library: str,
-    needs_config: bool,
-    runs_code: Callable[[Path | None], bool],
-    reference: str,
-    path: Path | None,
-    given: Collection[str],
-) -> PolicySource:
-    """Return the policy source for a checkpoint and the configuration that the policy string names, or the one beside.
+def _scheme(
+    library: str, form: str, recognises: Callable[[ModelFile], bool], runs_code: Callable[[Path | None], bool]
+) -> dict[str, PolicyScheme]:
+    """Return the scheme of a library's checkpoints.
 
     Args:
         library: Name of the library.
-        needs_config: Whether a checkpoint without a configuration is an error.
+        form: Template of the policy string. With CONFIG or MODULE, a checkpoint alone is not enough.
+        recognises: Whether a file is a checkpoint of the library.
         runs_code: Whether the library can run code that a configuration names; of an unknown one, if it is None.
-        reference: The configuration, or the ``MODULE:ATTR`` of a model; may be empty.
-        path: The checkpoint.
-        given: Names of policy arguments that the config sets.
-
-    Raises:
-        ConfigError: There is no checkpoint, or no configuration.
     """
-    path = path_in(f"{library}:{'agent.yaml@' if needs_config else ''}model_1000.pt", path)
-    kwargs = {"path": absolute(path)}
-    factory, said = f"rl_eval.integrations.{library}:load_policy", f"the policy of {library} in {path}"
-    if ":" in reference:
-        return PolicySource(factory, f"{said}, a {reference}", kwargs | {"model": reference})
-    if {"cfg", "activation", "model"} & {*given}:
-        code = "the file of policy.policy_kwargs.cfg" if "cfg" in given and runs_code(None) else None
-        return PolicySource(factory, said, kwargs, pickled=code)
-    config = user_path(reference).resolve() if reference else _beside(path)
-    if config is not None and config.is_file():
-        code = str(config) if runs_code(config) else None
-        said = f"{said} with the configuration {config}"
-        return PolicySource(factory, said, kwargs | {"cfg": str(config)}, pickled=code)
-    if not needs_config:
-        return PolicySource(factory, said, kwargs)
-    problem = (
-        f"the policy {str(path)!r} is a checkpoint of {library}, which does not contain the network, and there is no "
-        f"{reference or 'params/agent.yaml beside it'}"
-    )
-    fix = f"Write the policy as {library}:CONFIG.yaml@FILE, with the training configuration."
-    if library == "skrl":
-        fix = "Write the policy as skrl:MODULE:ATTR@FILE, with the class of the policy's model."
-    raise ConfigError(problem, key="policy.policy", value=str(path), fix=fix)
+
+    def source(reference: str, path: Path | None, given: Collection[str]) -> PolicySource:
+        path = path_in(form.replace("PATH", "model_1000.pt"), path)
+        kwargs = {"path": absolute(path)}
+        factory, said = f"rl_eval.integrations.{library}:load_policy", f"the policy of {library} in {path}"
+        if ":" in reference:
+            return PolicySource(factory, f"{said}, a {reference}", kwargs | {"model": reference})
+        if {"cfg", "activation", "model"} & {*given}:
+            code = "the file of policy.policy_kwargs.cfg" if "cfg" in given and runs_code(None) else None
+            return PolicySource(factory, said, kwargs, pickled=code)
+        config = user_path(reference).resolve() if reference else _beside(path)
+        if config is not None and config.is_file():
+            code = str(config) if runs_code(config) else None
+            said = f"{said} with the configuration {config}"
+            return PolicySource(factory, said, kwargs | {"cfg": str(config)}, pickled=code)
+        if "@" not in form:
+            return PolicySource(factory, said, kwargs)
+        problem = (
+            f"the policy {str(path)!r} is a checkpoint of {library}, which does not contain the network, and there is "
+            f"no {reference or 'params/agent.yaml beside it'}"
+        )
+        fix = f"Write the policy as {form}, with the class of the model or the training configuration."
+        raise ConfigError(problem, key="policy.policy", value=str(path), fix=fix)
+
+    return {library: PolicyScheme(form, source, recognises)}
 
 
 def _names_foreign_classes(config: Path | None) -> bool:
@@ -101,24 +92,21 @@ def _has(file: ModelFile, *keys: str) -> bool:
     return file.is_torch and not file.texts.isdisjoint(keys)
 
 
-RSL_RL: Final = {
-    "rsl_rl": PolicyScheme(
-        "rsl_rl:PATH",
-        partial(_source, "rsl_rl", False, _names_foreign_classes),
-        lambda file: _has(file, "actor_state_dict", "model_state_dict"),
-    )
-}
-SKRL: Final = {
-    "skrl": PolicyScheme(
-        "skrl:MODULE:ATTR@FILE",
-        partial(_source, "skrl", True, lambda _: True),  # The Runner evaluates texts as Python.
-        lambda file: _has(file, "observation_preprocessor", "state_preprocessor", "value_preprocessor"),
-    )
-}
-RL_GAMES: Final = {
-    "rl_games": PolicyScheme(
-        "rl_games:CONFIG.yaml@FILE",
-        partial(_source, "rl_games", True, lambda _: False),
-        lambda file: file.is_torch and any(text.startswith("a2c_network.") for text in file.texts),
-    )
-}
+RSL_RL: Final = _scheme(
+    "rsl_rl",
+    "rsl_rl:PATH",
+    lambda file: _has(file, "actor_state_dict", "model_state_dict"),
+    _names_foreign_classes,
+)
+SKRL: Final = _scheme(
+    "skrl",
+    "skrl:MODULE:ATTR@FILE",
+    lambda file: _has(file, "observation_preprocessor", "state_preprocessor", "value_preprocessor"),
+    lambda _: True,  # The Runner evaluates texts as Python.
+)
+RL_GAMES: Final = _scheme(
+    "rl_games",
+    "rl_games:CONFIG.yaml@FILE",
+    lambda file: file.is_torch and any(text.startswith("a2c_network.") for text in file.texts),
+    lambda _: False,
+)
