@@ -122,7 +122,7 @@ def _adapted(
 
         if isinstance(candidate, Normalized):
             check_shapes(candidate.statistics, observation_space)
-            inside = section.model_copy(update={"policy": candidate.policy, "policy_kwargs": candidate.policy_kwargs})
+            inside = section.model_copy(update={"policy": candidate.policy, "policy_kwargs": {}})
             inner = _adapted(inside, observation_space, action_space)
             candidate.weights = module_of(inner)
             return NormalizedPolicy(inner, lambda: candidate.statistics, candidate)

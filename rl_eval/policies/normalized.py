@@ -33,7 +33,6 @@ class Normalized(torch.nn.Module):
         factor: Factors of observations, in the form of ``mean``; None for 1.
         count: Number of observations in the statistics, in the form of ``mean``; None if it is unknown. It is not used.
         dtype: Dtype of normalized numbers.
-        policy_kwargs: Keyword arguments of the factory.
     """
 
     def __init__(
@@ -48,14 +47,12 @@ class Normalized(torch.nn.Module):
         factor: Any = None,
         count: Any = None,
         dtype: str = "float32",
-        policy_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         if (detached := integration_for(policy, "portable")) is not None:
             policy = detached(policy)
         object.__setattr__(self, "policy", policy)  # A plain attribute would register its weights a second time.
         self.policy: Any
-        self.policy_kwargs = dict(policy_kwargs or {})
         self.weights = module_of(policy)
         self._given = by_path(
             mean=mean, var=var, factor=factor, count=count, clip=clip, epsilon=epsilon, inside=inside, dtype=dtype
