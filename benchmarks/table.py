@@ -346,12 +346,16 @@ def multi_agent(rows: Sequence[Row]) -> list[Table]:
 
 
 def slots(rows: Sequence[Row]) -> list[Table]:
-    """Share of the ideal, at which no process ever waits."""
+    """Share of the ideal, at which no process ever waits; and the costs of slots in two interpreters."""
     table = _table("slots: steps of 1 to 50 ms", "environments", "seconds", "ideal", "share of the ideal")
+    costs = _table("slots: steps of 0 ms", "environments", "CPU µs of the runner per step", "seconds to start")
     for row in rows:
+        if "cpu_us" in row:
+            costs.add_row(row["label"], f"{row['cpu_us']:.0f}", f"{row['start_s']:.2f}")
+            continue
         seconds, ideal = f"{row['seconds']:.2f}", f"{row['ideal_seconds']:.2f}"
         table.add_row(row["label"], seconds, ideal, f"{row['share_of_ideal']:.3f}")
-    return [table]
+    return [table, costs] if costs.row_count else [table]
 
 
 def faults(rows: Sequence[Row]) -> list[Table]:
