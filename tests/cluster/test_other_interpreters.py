@@ -77,7 +77,8 @@ def _cleanup() -> Any:
 
 
 def config(runners: int, lanes: int) -> EvalConfig:
-    made = EvalConfig().environment("CartPole-v1").policy("random", deterministic=False).evaluation(num_episodes=24)
+    made = EvalConfig().environment("CartPole-v1").policy("random", deterministic=False)
+    made.evaluation(num_episodes=24, determinism_check=0.1)
     return made.runners(num_runners=runners, num_envs_per_runner=lanes)
 
 
