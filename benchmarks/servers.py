@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Client, Connection, Listener
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import gymnasium as gym
 import numpy as np
@@ -166,9 +166,12 @@ class Overlaps(Waits):
 class Slow:
     """Policy in the process: the time of a block for each 16 live rows."""
 
+    log: ClassVar[list[tuple[float, int]]] = []
+    """Time and number of rows of each pass; of the class, because an evaluation copies its policy."""
+
     def __init__(self, block_s: float) -> None:
         self._block_s = block_s
-        self.log: list[tuple[float, int]] = []
+        self.log.clear()
 
     def act(self, observations: Any, state: Any, live: Any, noise: Any) -> Any:
         real = int((live & (observations[:, -1] == _REAL)).sum())

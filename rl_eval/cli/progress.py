@@ -184,6 +184,8 @@ def _parts(progress: EvalProgress, num_runners: int) -> Iterator[str]:
         yield f"mean return {number(progress.mean_return, places)}{interval} over the first {progress.num_prefix:,}"
     if progress.env_steps and progress.seconds:
         yield f"{number(progress.env_steps / progress.seconds, 0)} steps/s"
+    if progress.waiting:
+        yield progress.waiting
     if num_runners:
         yield f"{progress.num_runners} of {counted(num_runners, 'runner')}"
     if progress.num_faults:

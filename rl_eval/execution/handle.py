@@ -139,6 +139,8 @@ class EvalProgress:
     """Number of ready runners."""
     num_earlier: int = 0
     """Number of finished episodes of earlier sessions of the log."""
+    waiting: str = ""
+    """Sentence about who waits for whom, the simulators or the server of the policy; empty if it is unknown."""
     phase: str = "running"
     """Present activity of the evaluation, in a few words."""
 

@@ -296,6 +296,7 @@ class EvalOutcome:
             seconds=(self._ended or time.monotonic()) - self.started if self.started else 0.0,
             num_runners=len(self._pool.ready()) if self._pool else 0,
             num_earlier=self._earlier[0],
+            waiting=Timing.of_totals(self.store.totals, self.store.num_runners).waiting,
             phase=self.activity or ("waiting to start" if self._pool is None else self._pool.phase),
         )
 

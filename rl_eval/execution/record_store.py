@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 FLUSH_TIMEOUT_S: Final = 120.0
-_TIMES: Final = ("env_steps", "reset_seconds", "step_seconds", "inference_seconds")
+_TIMES: Final = ("env_steps", "reset_seconds", "step_seconds", "inference_seconds", "answer_seconds")
 
 
 @final

@@ -327,6 +327,8 @@ class RunReport:
     artifacts: tuple[tuple[str, Mapping[int, Any]], ...] = ()
     """Artifacts that observers returned for the finished episodes: pairs of the observer's name and its artifacts by
     index. A name may appear more than once."""
+    answer_seconds: float = 0.0
+    """Seconds for which rows waited for late answers, if each environment has a process of its own."""
     probes: int = 0
     """Number of times that the runner has probed its policy again."""
     generators: tuple[str, ...] = ()

@@ -289,7 +289,8 @@ def _time_lines(result: EvalResult) -> list[Line]:
     steps += where if timing.num_runners else "in this process"
     lines = [Line("speed", number(result.metrics["env_steps_per_second"], 0), f"env steps/s{_GAP}{steps}")]
     spent = _GAP.join(f"{name} {100 * share:.0f} %" for name, share in shares.items() if name != "other")
-    return [*lines, Line("time", "", spent)] if shares else lines
+    lines += [Line("time", "", spent)] if shares else []
+    return [*lines, Line("server", "", timing.waiting)] if timing.waiting else lines
 
 
 def _identity_lines(result: EvalResult) -> list[Line]:

@@ -34,10 +34,13 @@ from rl_eval.results.stats.interval import (
     wrong_bounds,
 )
 from rl_eval.results.stats.rows import Rows
+from rl_eval.results.text import counted
 
 _OUTCOMES: Final = {"win": 1, "draw": 0, "loss": -1}
 _SHORT: Final = {"minimum": "min", "maximum": "max"}
-_TIMES: Final = ("wall_seconds", "reset_seconds", "step_seconds", "inference_seconds")
+_TIMES: Final = ("wall_seconds", "reset_seconds", "step_seconds", "inference_seconds", "answer_seconds")
+_BUSY: Final = 0.95
+"""Fraction of the time with a row at the server from which the server is the limit."""
 _ROUNDING: Final = 1e-9
 """Largest sum of returns, relative to the largest return, that counts as 0."""
 _OF_PREFIX: Final = "too few long episodes, because the run was stopped early"
@@ -61,12 +64,30 @@ class Timing:
     inference_seconds: float
     num_runners: Annotated[int, Field(ge=0, lt=2**31)]
     """Number of runner processes; 0 if the caller's process ran the episodes."""
+    answer_seconds: float = 0.0
+    """Seconds for which rows waited for late answers, if each environment has a process of its own."""
 
     @classmethod
     def of_totals(cls, totals: Mapping[str, float], num_runners: int) -> Timing:
         """Create a timing from sums by field name. Missing sums are 0."""
         times = {name: totals.get(name, 0.0) for name in _TIMES}
         return cls(env_steps=int(totals.get("env_steps", 0)), num_runners=num_runners, **times)
+
+    @property
+    def waiting(self) -> str:
+        """Sentence about who waits for whom, the simulators or the server of the policy; empty if it is unknown."""
+        slots_s = self.step_seconds + self.inference_seconds + self.reset_seconds
+        if not (self.answer_seconds > 0 and self.wall_seconds > 0):
+            return ""
+        rate, busy = (
+            self.env_steps / self.wall_seconds,
+            self.answer_seconds / self.wall_seconds / max(1, self.num_runners),
+        )
+        if busy >= _BUSY:
+            share = self.inference_seconds / slots_s
+            return f"simulators wait {share:.0%} of their time for the server, which answers {rate:,.0f} rows/s"
+        more = math.ceil(slots_s / self.wall_seconds * (1 / busy - 1))
+        return f"simulators ask {rate:,.0f} rows/s, the server answers {rate / busy:,.0f}: add {counted(more, 'slot')}"
 
     @property
     def shares(self) -> dict[str, float]:

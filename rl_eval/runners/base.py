@@ -176,29 +176,17 @@ class EvalRunner(RunnerCore):
         """Number of slots that wait for a late answer."""
         return 0 if self._requests is None else self._requests.awaited
 
-    def _ask(self, lanes: Sequence[int]) -> None:
-        """Send the rows of some live slots to a policy that answers later."""
-        now = perf_counter()
-        for index in lanes:
-            self.slots[index].asked = now
-        self._inference.ask(lanes)
-
     def _answered(self) -> Iterator[tuple[Lane, Any]]:
-        """Yield pairs of slot and action for the late answers that have come.
+        """Yield pairs of slot and action for the answers that have come.
 
-        The time of an episode in the policy is the time for which it waited for answers. A failure of the policy ends
-        the attempt for which it failed.
+        A failure of the policy ends the attempt for which it failed.
         """
         rows, actions, errors = self._inference.answered()
-        now = perf_counter()
         for row in rows:
-            lane = self.slots[row]
-            self._pending.inference_seconds += now - lane.asked
-            lane.inference_started -= now - lane.asked
             if row in errors:
                 self.fail(row, "policy", "act", errors[row])
             else:
-                yield lane, actions[row]
+                yield self.slots[row], actions[row]
 
     def step(self, lane: Lane, action: Any) -> bool:
         """Step the environment of a slot; return whether its attempt continues."""

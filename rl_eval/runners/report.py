@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -38,6 +39,8 @@ class PendingReport:
         """Text of a note in every report, and so in every evaluation of the runner; empty for no note."""
         self.generators: dict[str, None] = {}
         """Changes of global random generators by an environment so far, as keys, without duplicates."""
+        self._waiting_since: float | None = None
+        """Time since which rows wait for late answers; None if no row waits."""
         self._begin()
 
     def _begin(self) -> None:
@@ -48,7 +51,7 @@ class PendingReport:
         self.artifacts: defaultdict[str, dict[int, Any]] = defaultdict(dict)
         self._notes: dict[str, str] = {}
         self.env_steps = 0
-        self.reset_seconds = self.step_seconds = self.inference_seconds = 0.0
+        self.reset_seconds = self.step_seconds = self.inference_seconds = self.answer_seconds = 0.0
 
     def __bool__(self) -> bool:
         """Whether an attempt has ended."""
@@ -57,6 +60,16 @@ class PendingReport:
     def note(self, text: str) -> None:
         """Add a note. If notes differ only in the place (the episode and step), keep the first one."""
         self._notes.setdefault(without_place(text), text)
+
+    def wait(self, waits: bool) -> None:
+        """Count the time for which rows have waited for late answers.
+
+        Args:
+            waits: Whether rows wait from now on.
+        """
+        now = perf_counter()
+        self.answer_seconds += 0.0 if self._waiting_since is None else now - self._waiting_since
+        self._waiting_since = now if waits else None
 
     def count(self, steps: int, seconds: float) -> None:
         """Count the steps of an attempt that has ended, and the seconds that these steps took."""
@@ -92,6 +105,7 @@ class PendingReport:
             inference: Inference of the runner, with its numerics key and its notes.
             artifacts: Artifacts in addition to :attr:`artifacts`.
         """
+        self.wait(self._waiting_since is not None)
         under_way = int(live["step"].sum()), live_seconds
         infos = np.array(self.infos, np.float64).reshape(len(self.rows), len(self.info_keys))
         if self._metrics:
@@ -106,6 +120,7 @@ class PendingReport:
             reset_seconds=self.reset_seconds,
             step_seconds=self.step_seconds + under_way[1] - self._under_way[1],
             inference_seconds=self.inference_seconds,
+            answer_seconds=self.answer_seconds,
             weights_version=weights_version,
             numerics=inference.numerics,
             probes=inference.probes,

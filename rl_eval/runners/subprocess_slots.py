@@ -134,10 +134,7 @@ class SubprocessEvalRunner(EvalRunner):
         if self._requests is None:
             actions: Iterable[tuple[Lane, Any]] = self._acted() if self._asking and self._patience() <= 0 else ()
         else:
-            if self._asking:
-                self._ask(sorted(self._asking))
-                self._asking.clear()
-            actions = self._answered() if self._awaited else ()
+            actions = self._exchanged() if self._asking or self._requests.awaited else ()
         for lane, action in actions:
             self._send_action(lane, action)
 
@@ -158,23 +155,37 @@ class SubprocessEvalRunner(EvalRunner):
         """Number of slots with which a pass is full."""
         return self._inference.rows_per_pass or len(self.slots)
 
-    def _acted(self) -> Iterator[tuple[Lane, Any]]:
-        """Run a pass for slots that wait; yield pairs of slot and action. A slow pass takes one block."""
+    def _acted(self) -> list[tuple[Lane, Any]]:
+        """Run a pass for slots that wait; return pairs of slot and action. A slow pass takes one block."""
         slow = self._pass_seconds >= _SLOW_S and self.settings.policy.inference != "batched"
         waiting = sorted(self._asking)[: self._block if slow else None]
         self._asking.difference_update(waiting)
         started = perf_counter()
         self._inference.ask(waiting)
-        rows, actions, errors = self._inference.answered()
+        actions = list(self._answered())
         self._ready_since = perf_counter()
         self._pass_seconds = self._ready_since - started
         self._pending.inference_seconds += self._pass_seconds
         self._inference_clock += self._pass_seconds / sum(lane.lease is not None for lane in self.slots)
-        for row in rows:
-            if row in errors:
-                self.fail(row, "policy", "act", errors[row])
-            else:
-                yield self.slots[row], actions[row]
+        return actions
+
+    def _exchanged(self) -> Iterator[tuple[Lane, Any]]:
+        """Send the rows of slots that wait for an action; yield pairs of slot and action for answers.
+
+        The time of an episode in the policy is the time for which it waited for answers.
+        """
+        now, asking = perf_counter(), sorted(self._asking)
+        self._asking.clear()
+        for index in asking:
+            self.slots[index].asked = now
+        if asking:
+            self._inference.ask(asking)
+        for lane, action in self._answered():
+            waited = perf_counter() - lane.asked
+            self._pending.inference_seconds += waited
+            lane.inference_started -= waited
+            yield lane, action
+        self._pending.wait(self._awaited > 0)
 
     def _send_action(self, lane: Lane, action: Any) -> None:
         # Other slots act before the reply comes, so keep a copy of the values for observers.

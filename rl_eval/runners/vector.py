@@ -72,16 +72,20 @@ class VectorEvalRunner(EvalRunner):
             return self.choose_actions()
         self._expire()
         self._reject_nan()
+        started, live = perf_counter(), max(1, sum(lane.lease is not None for lane in self.slots))
         self._recorder.enter(ACT)
         ready = [lane.index for lane in self.slots if lane.lease is not None and not requests.waiting[lane.index]]
         half = 0 if requests.awaited else len(ready) // 2
         for part in (ready[:half], ready[half:]):
             if part:
-                self._ask(part)
+                self._inference.ask(part)
         taken = list(self._answered())
         if not taken and requests.awaited:
             wait([requests.policy.fileno()], min(max(deadline - perf_counter(), LEAST_WAIT_S), LOOK_S))
             taken = list(self._answered())
+        seconds = perf_counter() - started
+        self._pending.inference_seconds += seconds
+        self._inference_clock += seconds / live
         return iter(taken) if taken else ()
 
     def _step(self, deadline: float) -> None:

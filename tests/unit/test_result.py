@@ -260,6 +260,15 @@ def test_timing_shares_are_fractions_of_the_runners_time() -> None:
 # Disk
 
 
+def test_the_time_says_who_waits_for_whom() -> None:
+    """21 slots ask 310 rows per second; a row is at the server for 64 % of the time."""
+    asking = Timing(10.0, 3100, 0.0, 150.0, 60.0, 0, answer_seconds=6.38)
+    assert asking.waiting == "simulators ask 310 rows/s, the server answers 486: add 12 slots"
+    full = Timing(10.0, 3100, 0.0, 105.0, 105.0, 2, answer_seconds=20.0)
+    assert "50%" in full.waiting
+    assert Timing(10.0, 3100, 0.0, 150.0, 60.0, 0).waiting == ""
+
+
 def test_result_survives_the_disk(tmp_path: Path) -> None:
     """Rows come back bit by bit, faults and numbers with them."""
     result = make_result(30, failed=[3], missing=[20, 29], audit_mismatches=(4,), return_bounds=(-1.0, 90.0))
