@@ -6,6 +6,7 @@ from typing import Any, Final, final
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
@@ -29,6 +30,8 @@ class FreshWeights(TorchFunctionMode):
     @override
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function, and note whether its result was drawn, or was computed from drawn values."""
+        if _get_current_dispatch_mode() is not None:  # Such as that of torch.export, whose tensors have no values.
+            return func(*args, **(kwargs or {}))
         before = torch.random.get_rng_state()
         result = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")

@@ -6,6 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 from rl_eval.config.settings import PolicySection
 from rl_eval.policies import adapt_policy, has_random_weights
@@ -81,6 +82,12 @@ def from_arrays() -> Net:
     return net
 
 
+def beside_a_trace() -> Net:
+    with FakeTensorMode():
+        Net()
+    return loaded()
+
+
 def seeded() -> Net:
     torch.manual_seed(3)
     return Net()
@@ -128,7 +135,7 @@ def moved() -> Net:
 
 @pytest.mark.parametrize(
     "factory",
-    [loaded, assigned, on_meta, copied, sliced, replaced, from_arrays, seeded, constant],
+    [loaded, assigned, on_meta, copied, sliced, replaced, from_arrays, beside_a_trace, seeded, constant],
     ids=lambda one: one.__name__,
 )
 def test_weights_that_are_replaced_or_seeded_are_not_called_random(factory) -> None:
