@@ -567,6 +567,10 @@ def _check_together(settings: EvalSettings) -> None:
         )
     if settings.environment.python is not None:
         _check_interpreter(settings)
+    elif settings.environment.python_path:
+        problem = "environment.python_path is set, but environment.python is not"
+        fix = "Set environment.python, or remove environment.python_path."
+        raise ConfigError(problem, key="environment.python_path", value=settings.environment.python_path, fix=fix)
     if runners.num_runners and is_live_environment(settings.environment.env):
         problem = (
             f"environment.env is a {type(settings.environment.env).__name__} object, but runners.num_runners is "
@@ -595,6 +599,9 @@ def _check_together(settings: EvalSettings) -> None:
 def _check_interpreter(settings: EvalSettings) -> None:
     """Reject an environment that cannot be built in another interpreter."""
     section = settings.environment
+    if not section.python or not section.python[0]:
+        fix = "Name a Python, or remove the key."
+        raise ConfigError("environment.python is empty", key="environment.python", value=section.python, fix=fix)
     wrappers = [one.get("wrapper") if isinstance(one, Mapping) else one for one in section.wrappers]
     live = next((one for one in (section.env, *wrappers) if not isinstance(one, str)), None)
     if live is not None:

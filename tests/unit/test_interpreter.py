@@ -369,6 +369,9 @@ def test_the_death_of_the_runner_ends_its_workers(world: Path, wrapper: list[str
     ("changes", "key"),
     [
         ({"environment.python": "/no/python"}, "environment.python"),
+        ({"environment.python": ""}, "environment.python"),
+        ({"environment.python": []}, "environment.python"),
+        ({"environment.python": None, "environment.python_path": ["src"]}, "environment.python_path"),
         ({"environment.env": dict}, "environment.env"),
         ({"environment.wrappers": [dict]}, "environment.wrappers"),
         ({"environment.env_kwargs": {"a": object()}}, "environment.env_kwargs"),
