@@ -38,7 +38,7 @@ from rl_eval.results.text import counted
 
 _OUTCOMES: Final = {"win": 1, "draw": 0, "loss": -1}
 _SHORT: Final = {"minimum": "min", "maximum": "max"}
-_TIMES: Final = ("wall_seconds", "reset_seconds", "step_seconds", "inference_seconds", "answer_seconds")
+_TIMES: Final = ("wall_seconds", "reset_seconds", "step_seconds", "inference_seconds")
 _BUSY: Final = 0.95
 """Fraction of the time with a row at the server from which the server is the limit."""
 _ROUNDING: Final = 1e-9
@@ -70,7 +70,7 @@ class Timing:
     @classmethod
     def of_totals(cls, totals: Mapping[str, float], num_runners: int) -> Timing:
         """Create a timing from sums by field name. Missing sums are 0."""
-        times = {name: totals.get(name, 0.0) for name in _TIMES}
+        times = {name: totals.get(name, 0.0) for name in (*_TIMES, "answer_seconds")}
         return cls(env_steps=int(totals.get("env_steps", 0)), num_runners=num_runners, **times)
 
     @property
