@@ -47,7 +47,7 @@ def serve(
         Path | None,
         option("FILE", f"File of mode 600 with the token of the clients. [default: {KEY_VARIABLE}, or a new token]"),
     ] = None,
-    rows: Annotated[int, advanced("N", "Most episodes at the same time. [default: 64]", min=1)] = 64,
+    rows: Annotated[int, advanced("N", "Most episodes at the same time. [default: 64]", min=16)] = 64,
     as_json: AsJson = False,
 ) -> None:
     """Serve a policy to evaluations with --policy openpi://HOST:PORT, and to clients of openpi. Stop it with Ctrl-C."""

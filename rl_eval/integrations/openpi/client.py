@@ -50,6 +50,8 @@ class _Row:
     message: dict[str, Any]
     episode: int = 0
     """Number of the episode at the server; 0 before its first request."""
+    asked: int = 0
+    """Number of requests of the episode before this one."""
     begins: bool = False
     tries: int = 0
     found: Any = field(default=None)
@@ -114,8 +116,8 @@ class ServedPolicy:
     # ------------------------------------------------------------------ the protocol of policies
 
     def initial_state(self, batch_size: int) -> Array | None:
-        """Return the numbers of episodes that have not begun; None if the server does not know of episodes."""
-        return np.zeros(batch_size, np.int64) if "rl_eval" in self._connected().metadata else None
+        """Return a number of each episode, 0 before it begins, and of its requests; None without episodes there."""
+        return np.zeros((batch_size, 2), np.int64) if "rl_eval" in self._connected().metadata else None
 
     def act(
         self, observations: Any, state: Any, live: npt.NDArray[np.bool_], noise: NoiseSource | None
@@ -130,6 +132,8 @@ class ServedPolicy:
             if answer.error is not None:
                 raise answer.error
         answer = answers[0]
+        if not live.any():
+            self.ended(answer.state)
         actions = tree.map_structure(lambda some: _spread(some, rows, len(live)), answer.actions)
         return actions, None if answer.state is None else _spread(answer.state, rows, len(live))
 
@@ -156,7 +160,7 @@ class ServedPolicy:
 
     def ended(self, state: Any) -> None:
         """Tell the server that these episodes have ended."""
-        for episode in np.ravel(() if state is None else state).tolist():
+        for episode in () if state is None else np.reshape(state, (-1, 2))[:, 0].tolist():
             if self._link is not None and self._is_current(episode):
                 with suppress(LostError):  # Then the server ends its episodes itself.
                     self._link.send(pack({EXTENSION: {"id": episode, "end": True}}))
@@ -175,8 +179,10 @@ class ServedPolicy:
         rows = [_Row(number, place, one) for place, one in enumerate(requests)]
         if state is not None:
             for row, place in zip(rows, wanted.tolist(), strict=True):
-                row.episode, row.begins = int(state[place]), not state[place]
-                drawn = (0, 0) if noise is None else (int(noise.seeds[place]), int(noise.steps[place]))
+                row.episode, row.asked = map(int, state[place])
+                row.begins = not row.episode
+                # The step grows with each request: the server answers a repeated request without a new step.
+                drawn = (0, row.asked) if noise is None else (int(noise.seeds[place]), int(noise.steps[place]))
                 row.message[EXTENSION] = {"seed": drawn[0], "step": drawn[1], "begin": row.begins}
         self._open[number] = rows
         if not self._waiting:
@@ -261,7 +267,7 @@ class ServedPolicy:
             problem = f"{self.server} sent actions of different shapes: {error}"
             bad = PolicyError(problem, key="policy.policy")
             return [*errors, *(Answer(number, error=bad, rows=[one.place]) for one in good)]
-        episodes = np.array([one.episode for one in good], np.int64)
+        episodes = np.array([(one.episode, one.asked + 1) for one in good], np.int64)
         state = episodes if EXTENSION in good[0].message else None
         return [*errors, Answer(number, actions, state, rows=[one.place for one in good])]
 
