@@ -48,10 +48,10 @@ COMMANDS: Final = (
     (COMPARE, "replay", replay.replay, "Run episodes of a run again, compare them, and record videos."),
     (SETUP, "plan", plan.plan, "Estimate the time of an evaluation and the difference it can detect."),
     (SETUP, "doctor", doctor.doctor, "Check a config, its environment and its policy."),
-    (MORE, "serve", serve.serve, "Serve a policy to evaluations in other processes, and to clients of openpi."),
     (MORE, "init", init.init, "Write a config file from the options of run."),
     (MORE, "crossplay", crossplay.crossplay, "Play several policies against each other and rate them."),
     (MORE, "ope", ope.ope, "Estimate the value of a policy from episodes of another policy."),
+    (MORE, "serve", serve.serve, "Serve a policy to evaluations and clients of openpi."),
 )
 
 app = CommandLine(

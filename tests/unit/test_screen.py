@@ -216,7 +216,7 @@ def test_the_help_has_at_most_twelve_commands_before_the_others():
     first, more = commands.split("\nMore:\n")
     names = [line.split()[0] for line in first.splitlines() if line.startswith("  ") and line[2] != " "]
     assert len(names) <= 12
-    assert [line.split()[0] for line in more.splitlines()] == ["init", "crossplay", "ope", "service"]
+    assert [line.split()[0] for line in more.splitlines()] == ["init", "crossplay", "ope", "serve", "service"]
 
 
 @pytest.mark.parametrize(("wrong", "right"), OPTIONS.items())
