@@ -185,7 +185,8 @@ class SubprocessEvalRunner(EvalRunner):
             self._pending.inference_seconds += waited
             lane.inference_started -= waited
             yield lane, action
-        self._pending.wait(self._awaited > 0)
+        # Requests of chunks are not counted, since their episodes go on.
+        self._pending.wait(self._awaited > 0 and self.settings.policy.chunk is None)
 
     def _send_action(self, lane: Lane, action: Any) -> None:
         # Other slots act before the reply comes, so keep a copy of the values for observers.
