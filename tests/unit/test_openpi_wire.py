@@ -55,6 +55,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "complex": {"dtype": "<c8"},
     "dtype of another type": {"dtype": 4},
     "huge item": {"dtype": "<U999999999"},
+    "many empty texts": {"dtype": "<U0", "data": b"", "shape": [10**12]},
     "no shape": {"shape": None},
     "shape of a text": {"shape": "ab"},
     "negative": {"shape": [-1]},

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import select
 import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, Final, final
 
 import gymnasium as gym
@@ -22,6 +22,7 @@ from rl_eval.integrations.openpi.connection import Connection, LostError
 from rl_eval.integrations.openpi.greeting import EXTENSION, greeting
 from rl_eval.integrations.openpi.mapping import Requests
 from rl_eval.integrations.openpi.wire import pack, unpack
+from rl_eval.policies.inference.spaces import ActionReader
 from rl_eval.protocols import Answer, NoiseSource
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class ServedPolicy:
         self._server = server
         self._requests = Requests(server.mapping, server.prompt, observation_space)
         self._section = section
+        self._structure = ActionReader(action_space, section.actions).structure
         self._agreed = greeting(section, observation_space, action_space)
         self._place = os.getpid() % len(server.addresses)
         """Position of the address in use. Runners are different processes."""
@@ -126,12 +128,13 @@ class ServedPolicy:
         rows = np.flatnonzero(live) if live.any() else np.zeros(1, np.int64)
         number = self._send(observations, state, noise, rows)
         while any(one.found is None for one in self._open[number]):
-            select.select([self._connected()], [], [], min(1.0, self._server.answer_timeout_s))
+            wait([self._connected().fileno()], min(1.0, self._server.answer_timeout_s))
             self._receive()
-        for answer in (answers := self._answers(number, self._open.pop(number))):
-            if answer.error is not None:
-                raise answer.error
-        answer = answers[0]
+        answer, *more = self._answers(number, sent := self._open.pop(number))
+        if answer.error is not None or more:
+            self._end_begun(sent)  # The new state of no row is kept.
+            problem = f"{self.server} sent actions of different shapes"
+            raise next((one.error for one in (answer, *more) if one.error), PolicyError(problem, key="policy.policy"))
         if not live.any():
             self.ended(answer.state)
         actions = tree.map_structure(lambda some: _spread(some, rows, len(live)), answer.actions)
@@ -161,9 +164,7 @@ class ServedPolicy:
     def ended(self, state: Any) -> None:
         """Tell the server that these episodes have ended."""
         for episode in () if state is None else np.reshape(state, (-1, 2))[:, 0].tolist():
-            if self._link is not None and self._is_current(episode):
-                with suppress(LostError):  # Then the server ends its episodes itself.
-                    self._link.send(pack({EXTENSION: {"id": episode, "end": True}}))
+            self._end(episode)
 
     def reconnect(self) -> None:
         """Replace the connection by a new one."""
@@ -205,6 +206,17 @@ class ServedPolicy:
             extension["id"] = row.episode
         link.send(pack(row.message))
 
+    def _end(self, episode: int) -> None:
+        if self._link is not None and self._is_current(episode):
+            with suppress(LostError):  # Then the server ends its episodes itself.
+                self._link.send(pack({EXTENSION: {"id": episode, "end": True}}))
+
+    def _end_begun(self, rows: list[_Row]) -> None:
+        """End the episodes that began with these rows, because their states are not kept."""
+        for row in rows:
+            if row.begins:
+                self._end(row.episode)
+
     def _is_current(self, episode: int) -> bool:
         return episode // _EPISODES == self.connections
 
@@ -213,7 +225,7 @@ class ServedPolicy:
         link = self._connected()
         lost: LostError | None = None
         try:
-            if select.select([link], [], [], 0)[0]:
+            if wait([link.fileno()], 0):
                 link.read()
             elif time.monotonic() - self._heard > self._server.answer_timeout_s:
                 lost = _SilentError(f"no answer within {self._server.answer_timeout_s:g} s")
@@ -235,10 +247,11 @@ class ServedPolicy:
         if isinstance(message, str):
             failed = f"failed. {sent}. Its traceback:\n{message.strip()}"
         known = answer if isinstance(answer, dict) else {}
-        if (named := known.get(EXTENSION)) is None:
+        named = known.get(EXTENSION)
+        if not isinstance(named, dict) or not isinstance(named.get("id"), int):
             row = self._waiting.popleft()
         else:
-            rows = [one for one in self._waiting if one.episode == named.get("id")]
+            rows = [one for one in self._waiting if one.episode == named["id"]]
             if not rows:
                 return  # A second answer.
             row = rows[0]
@@ -258,15 +271,19 @@ class ServedPolicy:
     def _answers(self, number: int, rows: list[_Row]) -> list[Answer]:
         """Return the answers for some rows of a request."""
         errors = [Answer(number, error=one.found, rows=[one.place]) for one in rows if _failed(one)]
+        self._end_begun([one for one in rows if _failed(one)])
         good = [one for one in rows if not _failed(one)]
         if not good:
             return errors
         try:
-            actions = tree.map_structure(lambda *parts: np.stack(parts), *(one.found for one in good))
+            found = [tree.map_structure_up_to(self._structure, np.asarray, one.found) for one in good]
+            actions = tree.map_structure(lambda *parts: np.stack(parts), *found)
         except (ValueError, TypeError) as error:
-            problem = f"{self.server} sent actions of different shapes: {error}"
-            bad = PolicyError(problem, key="policy.policy")
-            return [*errors, *(Answer(number, error=bad, rows=[one.place]) for one in good)]
+            if len(good) > 1:  # A bad action is that of its row alone.
+                return [*errors, *(answer for one in good for answer in self._answers(number, [one]))]
+            self._end_begun(good)
+            bad = PolicyError(f"{self.server} sent no action of the action space: {error}", key="policy.policy")
+            return [*errors, Answer(number, error=bad, rows=[good[0].place])]
         episodes = np.array([(one.episode, one.asked + 1) for one in good], np.int64)
         state = episodes if EXTENSION in good[0].message else None
         return [*errors, Answer(number, actions, state, rows=[one.place for one in good])]
@@ -343,7 +360,7 @@ class ServedPolicy:
                 raise ConfigError(problem, key="policy.deterministic", value=False, fix=fix)
             return
         for name, ours in self._agreed.items():
-            if (theirs := metadata.get(name)) != ours:
+            if pack(theirs := metadata.get(name)) != pack(ours):
                 problem = f"{self.server} has {name}={theirs!r}, but the configuration has {ours!r}"
                 key = f"policy.{name}" if name in {"deterministic", "actions", "chunk"} else "environment.env"
                 raise ConfigError(problem, key=key, value=ours, fix="Start the server for this configuration.")

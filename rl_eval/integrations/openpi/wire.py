@@ -8,8 +8,9 @@ from typing import Any, Final
 import msgpack
 import numpy as np
 
-_DTYPE: Final = re.compile(r"[<>|=]?[biufSU]\d{1,9}")
-"""Dtypes of booleans, numbers and strings, as ``numpy.dtype.str`` writes them."""
+_DTYPE: Final = re.compile(r"[<>|=]?[biufSU][1-9]\d{0,8}")
+"""Dtypes of booleans, numbers and strings, as ``numpy.dtype.str`` writes them. Their elements have bytes, so that the
+length of a message limits the length of an array."""
 
 
 def pack(value: Any) -> bytes:

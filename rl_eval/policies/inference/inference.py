@@ -342,7 +342,7 @@ class RowInference:
         self._computed = []
         errors: dict[int, BaseException] = {}
         parts = []
-        copies = min(self._chunk, BLOCK)
+        copies = 1 if self._ended is not None else min(self._chunk, BLOCK)  # A server forms its blocks itself.
         for lane in map(int, np.flatnonzero(self.live)):
             try:
                 actions, state = self._forward(np.full(copies, lane), np.ones(copies, bool))

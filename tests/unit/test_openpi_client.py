@@ -1,0 +1,107 @@
+"""Client of a server of openpi's protocol: a bad answer is that of its row, and no episode stays at the server."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.server import Server, ServerConnection, serve
+
+from rl_eval.config.settings import PolicySection
+from rl_eval.errors import PolicyError
+from rl_eval.integrations.openpi import load_policy
+from rl_eval.integrations.openpi.client import ServedPolicy
+from rl_eval.integrations.openpi.greeting import EXTENSION, greeting
+from rl_eval.integrations.openpi.wire import pack, unpack
+
+SPACES = gym.spaces.Box(-1, 1, (1,), np.float32), gym.spaces.Box(-99, 99, (16,), np.float32)
+SECTION = PolicySection()
+ROWS = np.arange(16, dtype=np.float32)[:, None]
+LIVE = np.ones(16, bool)
+
+Start = Callable[..., ServedPolicy]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start a server that answers a request with the result of a function; return its client."""
+    servers: list[Server] = []
+    clients: list[ServedPolicy] = []
+
+    def started(answer: Callable[[Any], Any], metadata: Any = None) -> ServedPolicy:
+        def talk(connection: ServerConnection) -> None:
+            with suppress(ConnectionClosed):
+                connection.send(pack(metadata or {}))
+                for message in connection:
+                    assert isinstance(message, bytes)
+                    if (found := answer(unpack(message))) is not None:
+                        connection.send(pack(found))
+
+        servers.append(serve(talk, "127.0.0.1", 0, close_timeout=0.1))
+        threading.Thread(target=servers[-1].serve_forever).start()
+        address = f"127.0.0.1:{servers[-1].socket.getsockname()[1]}"
+        clients.append(ServedPolicy(load_policy(address), SECTION, *SPACES))
+        return clients[-1]
+
+    yield started
+    for client in clients:
+        client.__del__()
+    for server in servers:
+        server.shutdown()
+
+
+def action(request: Any) -> Any:
+    return request["observation"] + np.arange(16, dtype=np.float32)
+
+
+def test_an_action_may_be_a_list(start: Start) -> None:
+    """A batch has as many rows as an action has numbers, so rows and numbers could be confused."""
+    found, _ = start(lambda request: {"actions": action(request).tolist()}).act(ROWS, None, LIVE, None)
+    assert np.array_equal(found, ROWS + np.arange(16))
+
+
+@pytest.mark.parametrize("bad", ["left", [[1, 2], [3]], np.zeros(3, np.float32), {"a": 1.0}])
+def test_a_bad_action_is_that_of_its_row_alone(start: Start, bad: Any) -> None:
+    policy = start(lambda request: {"actions": bad if request["observation"] == 5 else action(request)})
+    number, answers = policy.send(ROWS, None, None), list[Any]()
+    while sum(len(one.rows) for one in answers) < len(ROWS):
+        answers += policy.received()
+    alone = [one.rows for one in answers if len(one.rows) == 1 and (one.error or np.shape(one.actions) != (1, 16))]
+    assert alone == [[5]]
+    assert {one.request for one in answers} == {number}
+
+
+@pytest.mark.parametrize("named", [5, [1], {"id": np.arange(3)}, {}])
+def test_a_number_of_an_episode_that_is_none_is_ignored(start: Start, named: Any) -> None:
+    found, _ = start(lambda request: {"actions": action(request), EXTENSION: named}).act(ROWS, None, LIVE, None)
+    assert np.array_equal(found, ROWS + np.arange(16))
+
+
+def test_an_episode_that_failed_to_begin_does_not_stay_at_the_server(start: Start) -> None:
+    begun, ended = set(), set()
+
+    def answer(request: Any) -> Any:
+        named = {"id": request[EXTENSION]["id"]}
+        if request[EXTENSION].get("end"):
+            ended.add(named["id"])
+            return None
+        begun.add(named["id"])
+        return (
+            {EXTENSION: {**named, "error": "five"}}
+            if request["observation"] == 5
+            else {"actions": action(request), EXTENSION: named}
+        )
+
+    policy = start(answer, {"rl_eval": 1, **greeting(SECTION, *SPACES)})
+    state = policy.initial_state(16)
+    with pytest.raises(PolicyError):
+        policy.act(ROWS, state, LIVE, None)
+    policy.act(ROWS[:1], state[:1], LIVE[:1], None)
+    assert len(ended) == 16
+    assert len(begun - ended) == 1
