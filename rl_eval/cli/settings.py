@@ -108,8 +108,11 @@ def _assign(config: EvalConfig, assignment: str) -> None:
         fix = "Check its quotes and brackets, and that no key occurs twice."
         raise ConfigError(f"--set {shown}: the value is not valid YAML", key="--set", value=shown, fix=fix) from None
     parts = key.strip().split(".")
+    former = config.to_dict().get(parts[0], {}).get(parts[1]) if len(parts) > 1 else None
     if inner := parts[2:]:
-        value = with_leaf(config.to_dict().get(parts[0], {}).get(parts[1]), inner, value)
+        value = with_leaf(former, inner, value)
+    elif parts == ["policy", "policy_kwargs"] and isinstance(former, Mapping) and isinstance(value, Mapping):
+        value = {**former, **value}  # The file of --policy is one of the arguments.
     config.set(".".join(parts[:2]), value)
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import gymnasium as gym
 import numpy as np
 
-from rl_eval.errors import ConfigError
+from rl_eval.errors import ConfigError, nearest
 from rl_eval.policies.fixed_batch import note_on
 
 Ports = Mapping[str, Any]
@@ -46,6 +46,13 @@ class Roles:
     """Notes for readers of the result."""
 
 
+def _check_names(name: str, key: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Raise an error for the first name that the model does not have."""
+    if (wrong := next((one for one in given if one not in known), None)) is not None:
+        problem = f"policy_kwargs.{key} has {wrong!r}, which {name} does not have; {nearest(wrong, known)}"
+        raise ConfigError(problem, key=f"policy.policy_kwargs.{key}", value=wrong)
+
+
 def roles_of(
     name: str,
     takes: Ports,
@@ -75,8 +82,10 @@ def roles_of(
     rest = [one for one in gives if one not in paired.values()]
     chosen = tuple(outputs or [*rest[:1], *(one for one in rest[1:] if one.lower() in _LOG_STD)])
     spaces = parts or dict.fromkeys(seen[:1], observation_space)
-    known = {*paired} <= {*takes} and {*paired.values(), *chosen} <= {*gives}
-    if not (known and seen and chosen and {*seen} <= {*spaces}):
+    _check_names(name, "states", paired, takes)
+    _check_names(name, "states", paired.values(), gives)
+    _check_names(name, "outputs", chosen, gives)
+    if not (seen and chosen and {*seen} <= {*spaces}):
         raise _unclear(name, takes, gives, observation_space)
     for one in seen:
         _check_fits(name, one, takes[one], spaces[one])

@@ -238,7 +238,7 @@ def test_memory_without_matching_names_needs_a_mapping(
     other = evaluate(config(episodes=2).policy(f"onnx:{path}", policy_kwargs={"states": swapped}))
     assert result.fingerprint != other.fingerprint
     arguments = ["run", "--env", "Pendulum-v1", "-n", "2", "--seed", "3", "--policy", str(path), "--output", "out"]
-    more = ["--set", "policy.policy_kwargs.states={first: third, second: fourth}", "--set"]
+    more = ["--set", "policy.policy_kwargs={states: {first: third, second: fourth}}", "--set"]  # The path stays.
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, [*arguments, *more, f"evaluation.max_episode_steps={STEPS}"])
     assert done.exit_code == 0, done.output
@@ -267,3 +267,11 @@ def test_a_model_may_return_chunks_of_actions(folder: Path) -> None:
     assert played(result) == by_hand_of(
         result, 4, 3, lambda observations, _: session.run(None, {"obs": observations})[0]
     )
+
+
+@pytest.mark.parametrize(("key", "value"), [("outputs", ["logit"]), ("states", {"h_inn": "h_out"})])
+def test_a_wrong_name_is_named(folder: Path, key: str, value: Any) -> None:
+    path = model(folder, "mlp free", "CartPole-v1")
+    wrong = value[0] if key == "outputs" else "h_inn"
+    with refused(ConfigError, f"policy.policy_kwargs.{key}", value=wrong):
+        evaluate(config("CartPole-v1", episodes=1).policy(f"onnx:{path}", policy_kwargs={key: value}))
