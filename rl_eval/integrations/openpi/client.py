@@ -111,10 +111,6 @@ class ServedPolicy:
         """Name of the server, for messages."""
         return f"the server at {self._server.addresses[self._place]}"
 
-    def __del__(self) -> None:
-        """Close the connection."""
-        self._drop()
-
     # ------------------------------------------------------------------ the protocol of policies
 
     def initial_state(self, batch_size: int) -> Array | None:
@@ -376,8 +372,8 @@ class ServedPolicy:
         return PolicyUnavailable(text, key="policy.policy", value=addresses)
 
     def _drop(self) -> None:
-        if link := getattr(self, "_link", None):  # The constructor may have failed.
-            link.close()
+        if self._link is not None:
+            self._link.close()
         self._link = None
 
 

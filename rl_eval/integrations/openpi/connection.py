@@ -8,6 +8,7 @@ from __future__ import annotations
 import select
 import socket
 import time
+import weakref
 from collections import deque
 from typing import Any, Final, final
 
@@ -50,6 +51,7 @@ class Connection:
             self._socket = socket.create_connection((uri.host, uri.port), connect_timeout_s)
         except OSError as error:
             raise LostError(str(error)) from error
+        weakref.finalize(self, self._socket.close)  # Unlike __del__, it comes before the socket's own finalizer.
         self.messages: deque[str | bytes] = deque()
         """Messages of the server that were not used. A string is an error of the server."""
         self._part: list[bytes] = []
