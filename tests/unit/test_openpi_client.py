@@ -40,8 +40,10 @@ def start() -> Iterator[Start]:
                 connection.send(pack(metadata or {}))
                 for message in connection:
                     assert isinstance(message, bytes)
-                    if (found := answer(unpack(message))) is not None:
-                        connection.send(pack(found))
+                    found = answer(unpack(message))
+                    for one in found if isinstance(found, list) else [found]:
+                        if one is not None:
+                            connection.send(pack(one))
 
         servers.append(serve(talk, "127.0.0.1", 0, close_timeout=0.1))
         threading.Thread(target=servers[-1].serve_forever).start()
@@ -51,7 +53,7 @@ def start() -> Iterator[Start]:
 
     yield started
     for client in clients:
-        client.__del__()
+        client._drop()
     for server in servers:
         server.shutdown()
 
@@ -87,7 +89,7 @@ def test_an_episode_that_failed_to_begin_does_not_stay_at_the_server(start: Star
     begun, ended = set(), set()
 
     def answer(request: Any) -> Any:
-        named = {"id": request[EXTENSION]["id"]}
+        named = {key: request[EXTENSION].get(key) for key in ("id", "step")}
         if request[EXTENSION].get("end"):
             ended.add(named["id"])
             return None
@@ -105,3 +107,22 @@ def test_an_episode_that_failed_to_begin_does_not_stay_at_the_server(start: Star
     policy.act(ROWS[:1], state[:1], LIVE[:1], None)
     assert len(ended) == 16
     assert len(begun - ended) == 1
+
+
+def test_a_second_answer_is_not_that_of_the_next_step(start: Start) -> None:
+    """A server that sends each answer twice, the second time before that of the next request."""
+    former: list[Any] = []
+
+    def answer(request: Any) -> Any:
+        if request[EXTENSION].get("end"):
+            return None
+        named = {key: request[EXTENSION][key] for key in ("id", "step")}
+        answers = [*former, {"actions": action(request), EXTENSION: named}]
+        former[:] = answers[-1:]
+        return answers
+
+    policy = start(answer, {"rl_eval": 1, **greeting(SECTION, *SPACES)})
+    state = policy.initial_state(1)
+    for row in ROWS:
+        found, state = policy.act(row[None], state, LIVE[:1], None)
+        assert np.array_equal(found, [row + np.arange(16)])

@@ -53,6 +53,8 @@ class _Row:
     """Number of the episode at the server; 0 before its first request."""
     asked: int = 0
     """Number of requests of the episode before this one."""
+    step: int = 0
+    """Number by which the server names its answer."""
     begins: bool = False
     tries: int = 0
     found: Any = field(default=None)
@@ -180,6 +182,7 @@ class ServedPolicy:
                 row.begins = not row.episode
                 # The step grows with each request: the server answers a repeated request without a new step.
                 drawn = (0, row.asked) if noise is None else (int(noise.seeds[place]), int(noise.steps[place]))
+                row.step = drawn[1]
                 row.message[EXTENSION] = {"seed": drawn[0], "step": drawn[1], "begin": row.begins}
         self._open[number] = rows
         if not self._waiting:
@@ -247,7 +250,7 @@ class ServedPolicy:
         if not isinstance(named, dict) or not isinstance(named.get("id"), int):
             row = self._waiting.popleft()
         else:
-            rows = [one for one in self._waiting if one.episode == named["id"]]
+            rows = [one for one in self._waiting if one.episode == named["id"] and one.step == named.get("step")]
             if not rows:
                 return  # A second answer.
             row = rows[0]

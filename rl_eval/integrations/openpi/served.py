@@ -116,7 +116,7 @@ class ServedPolicy:
         if error is not None:
             return refused(row, summary_of(error), unavailable=isinstance(error, PolicyUnavailable))
         if row.episode >= 0:
-            return pack({"actions": actions[lane], EXTENSION: {"id": row.episode}})
+            return pack({"actions": actions[lane], EXTENSION: {"id": row.episode, "step": row.step}})
         try:
             return pack({"actions": self._ready_to_use(actions[lane])})
         except survivable() as raised:
@@ -132,7 +132,7 @@ class ServedPolicy:
 
 def refused(row: Row, reason: str, *, unavailable: bool) -> bytes | str:
     """Return the answer to a row without an action: an error as text for a client that does not number episodes."""
-    named = {"id": row.episode, "error": reason} | ({"unavailable": True} if unavailable else {})
+    named = {"id": row.episode, "step": row.step, "error": reason} | ({"unavailable": True} if unavailable else {})
     return reason if row.episode < 0 else pack({EXTENSION: named})
 
 
