@@ -29,8 +29,10 @@ from rl_eval.policies.inference.probe import BLOCK
 _MOST_BYTES: Final = 2**26
 """Longest message of a client, and most bytes of answers that it has not read."""
 _READ_BYTES: Final = 2**20
-_CLOSING_S: Final = 10.0
-"""Longest handshake, and longest wait for the end of a connection, in seconds."""
+_HANDSHAKE_S: Final = 10.0
+"""Longest handshake, in seconds."""
+_CLOSING_S: Final = 2.0
+"""Longest wait for the end of a connection, in seconds."""
 _PATIENCE_S: Final = 30.0
 """Longest wait of an episode for a lane, in seconds."""
 _LEAVING, _BROKEN = 1001, 1011
@@ -53,7 +55,7 @@ class _Connection:
         self.number = number
         self.socket = connected
         self.protocol = ServerProtocol(max_size=_MOST_BYTES)
-        self.ends_at = monotonic() + _CLOSING_S
+        self.ends_at = monotonic() + _HANDSHAKE_S
         """Time limit of the handshake, and of the end of the connection."""
         self.requests = 0
         self._unsent = bytearray()
