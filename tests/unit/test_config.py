@@ -521,6 +521,8 @@ def test_the_identity_holds_what_changes_numbers_and_no_layout() -> None:
     """Runners and fault tolerance stay out of the identity; environment, policy and caps are in it."""
     for section, key in KEYS:
         config = EvalConfig.from_dict({"environment": {"env": "CartPole-v1"}, "runners": {"num_runners": 1}})
+        if key == "python_path":
+            config.set("environment.python", "python3")
         before = config.runners(num_gpus_per_runner=1.0).build().identity()
         after = config.set(f"{section}.{key}", EVERYTHING[section][key]).build().identity()
         assert (before == after) == (section in ("runners", "fault_tolerance") or key in ELSEWHERE), key
