@@ -102,6 +102,15 @@ class New(Old):
         seen, reward, done, info = Old.step(self, action)
         return seen, reward, done and not info, bool(info), {}
 
+class Gated(New):
+    """Waits before its sixth episode until a file exists."""
+    episodes = 0
+    def __init__(self, gate): self.gate = gate
+    def reset(self, seed=None, options=None):
+        Gated.episodes += 1
+        while Gated.episodes > 5 and not os.path.exists(self.gate): time.sleep(0.01)
+        return New.reset(self, seed)
+
 class Unseeded(Old):
     seed = None
 
@@ -256,7 +265,7 @@ def test_a_factory_receives_the_context(world: Path) -> None:
 
 def test_a_run_continues_with_the_same_versions(world: Path) -> None:
     """The interpreter may have moved. Another version is refused, with its name."""
-    made = config(world, "New", lanes=1).evaluation(num_episodes=1000, determinism_check=0)
+    made = config(world, "Gated", lanes=1, gate=str(world / "gate")).evaluation(num_episodes=20, determinism_check=0)
     with EvalRunnerGroup(made) as group:
         handle = group.submit(output=str(world / "run"))
         while not handle.progress().num_finished:
@@ -264,6 +273,7 @@ def test_a_run_continues_with_the_same_versions(world: Path) -> None:
             time.sleep(0.01)
         handle.cancel()
         first = handle.result()
+    (world / "gate").touch()
     found = {key: value for key, value in first.provenance["numerics"].items() if key.startswith("environment/")}
     python = sys.version.split()[0]
     assert found == {
