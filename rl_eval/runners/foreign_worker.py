@@ -237,7 +237,7 @@ def attribute(env: Any, name: str) -> Any:
 
 
 def facts(env: Any, where: Dict[str, Any]) -> Dict[str, Any]:
-    """Return what the runner reads of an environment without a call."""
+    """Return the facts of an environment that the runner reads without a call."""
     limits = [
         one._max_episode_steps for one in _chain(env) if isinstance(getattr(one, "_max_episode_steps", None), int)
     ]
@@ -355,9 +355,9 @@ def _generators() -> Dict[str, Any]:
     return states
 
 
-def reset(env: Any, arguments: Dict[str, Any], call: Callable[..., Any]) -> Tuple[Any, Dict[str, Any]]:
-    """Reset an environment of gymnasium or gym; return the observation and the info."""
-    if seeded_by(env) == "seed":
+def reset(env: Any, seeded: str, arguments: Dict[str, Any], call: Callable[..., Any]) -> Tuple[Any, Dict[str, Any]]:
+    """Reset an environment of gymnasium or gym, which is seeded by ``seeded``; return the observation and the info."""
+    if seeded == "seed":
         rest = dict(arguments)
         call("reset", _seed_methods(env)[0], rest.pop("seed") % 2**31)
         found = call("reset", env.reset, **rest)
@@ -391,6 +391,8 @@ class Slot:
     def __init__(self, where: Dict[str, Any], send: Callable[[Any], None]) -> None:
         self._where, self._send = where, send
         self._envs: Dict[int, Any] = {}
+        self._seeded: Dict[int, str] = {}
+        """Result of :func:`seeded_by` for each environment."""
         self._call = Sensor(lambda change: send((0, "sensed", change, None, "", 0.0))).call
 
     def answer(self, number: int, kind: str, env: int, *args: Any) -> None:
@@ -404,9 +406,11 @@ class Slot:
             if kind != "step" and env not in self._envs:
                 phase = "construct"
                 made = self._envs[env] = build(self._where)
-                self._send((number, "made", (env, facts(made, self._where)), None, "", time.perf_counter() - started))
+                found = facts(made, self._where)
+                self._seeded[env] = found["provenance"]["seeded_by"]
+                self._send((number, "made", (env, found), None, "", time.perf_counter() - started))
             started, phase = time.perf_counter(), "reset" if kind == "begin" else kind
-            value = self._value(self._envs[env], kind, *args)
+            value = self._value(env, kind, *args)
             self._send((number, phase, value, None, "", time.perf_counter() - started))
         except BaseException as error:
             text = "%s: %s" % (type(error).__name__, error)
@@ -414,7 +418,8 @@ class Slot:
                 text += " (in %s: install it there, or add its folder to environment.python_path)" % sys.executable
             self._send((number, phase, None, text, traceback.format_exc()[-20000:], time.perf_counter() - started))
 
-    def _value(self, env: Any, kind: str, *args: Any) -> Any:
+    def _value(self, number: int, kind: str, *args: Any) -> Any:
+        env = self._envs[number]
         if kind == "step":
             return _with_sendable_info(step(env, args[0], self._call))
         if kind == "begin":
@@ -422,7 +427,7 @@ class Slot:
             hook = attribute(env, "begin_episode")
             if callable(hook):
                 hook(position, seed, attempt)
-            return _with_sendable_info(reset(env, arguments, self._call))
+            return _with_sendable_info(reset(env, self._seeded[number], arguments, self._call))
         if kind == "get":
             return attribute(env, args[0])
         if kind == "render":

@@ -7,6 +7,7 @@ nothing is pickled; see :mod:`rl_eval.runners.foreign_worker`.
 from __future__ import annotations
 
 import base64
+import functools
 import os
 import pickle
 import secrets
@@ -36,10 +37,6 @@ from rl_eval.runners.slot_worker import CALL, SlotReply, fast_dumps
 from rl_eval.supervision.process_environment import reproducible_environment
 
 _OWN_WORKER: Final = "from rl_eval.runners.slot_worker import main; main()"
-_OTHER_WORKER: Final = (
-    "import base64,zlib;exec(compile(zlib.decompress(base64.b64decode('{}')),'rl_eval worker','exec'))"
-)
-"""One line, since some programs that start others, such as ``conda run``, refuse arguments with line breaks."""
 _MOST_BEFORE: Final = 2**16
 """Number of bytes that a command may print before the mark of the worker."""
 _BUFFER: Final = 2**20
@@ -54,6 +51,16 @@ def interpreter_of(settings: EvalSettings, runner_index: int, lane_index: int) -
         return OwnInterpreter(settings.environment, runner_index, lane_index, num_runners)
     context = {"runner_index": runner_index, "lane_index": lane_index, "num_runners": num_runners, "remote": True}
     return OtherInterpreter(settings.environment, context)
+
+
+@functools.cache
+def _other_worker() -> str:
+    """Return the program of a worker in another interpreter.
+
+    It has one line, since some programs that start others, such as ``conda run``, refuse arguments with line breaks.
+    """
+    source = base64.b64encode(zlib.compress(Path(foreign_worker.__file__).read_bytes())).decode()
+    return f"import base64,zlib;exec(compile(zlib.decompress(base64.b64decode('{source}')),'rl_eval worker','exec'))"
 
 
 def _inherited() -> list[str]:
@@ -171,12 +178,11 @@ class OtherInterpreter:
         ours, theirs = socket.socketpair()
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
         mark = secrets.token_bytes(16)
-        source = base64.b64encode(zlib.compress(Path(foreign_worker.__file__).read_bytes())).decode()
         variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         with theirs:
             try:
                 process = subprocess.Popen(  # noqa: S603  # The command of the config.
-                    [*self._command, "-c", _OTHER_WORKER.format(source), mark.hex(), *_inherited()],
+                    [*self._command, "-c", _other_worker(), mark.hex(), *_inherited()],
                     stdin=theirs.fileno(),
                     stdout=theirs.fileno(),
                     env={**variables, "PYTHONHASHSEED": reproducible_environment()["PYTHONHASHSEED"]},
@@ -324,7 +330,7 @@ class FramePipe:
             return None
 
     def _find_mark(self) -> None:
-        """Read up to the end of the mark, or what cannot be a part of it."""
+        """Read up to the end of the mark, or all bytes that cannot be a part of it."""
         seen = self._socket.recv(_MOST_BEFORE, socket.MSG_DONTWAIT | socket.MSG_PEEK)
         if not seen:
             raise EOFError
