@@ -19,6 +19,7 @@ import traceback
 from typing import Any
 
 import numpy as np
+from policy_server import serve
 from websockets.frames import Frame, Opcode
 from websockets.server import ServerProtocol
 
@@ -114,19 +115,5 @@ class Handler(socketserver.BaseRequestHandler):
         return True
 
 
-class Server(socketserver.ThreadingTCPServer):
-    """One thread per client."""
-
-    allow_reuse_address = daemon_threads = True
-
-
-def end_with_input() -> None:
-    sys.stdin.read()
-    os._exit(0)
-
-
 if __name__ == "__main__":
-    threading.Thread(target=end_with_input, daemon=True).start()
-    with Server(("127.0.0.1", int(sys.argv[1])), Handler) as server:
-        print(server.server_address[1], flush=True)  # noqa: T201
-        server.serve_forever()
+    serve(Handler)

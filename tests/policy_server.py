@@ -30,8 +30,13 @@ def end_with_input() -> None:
     os._exit(0)
 
 
-if __name__ == "__main__":
+def serve(handler: type[socketserver.BaseRequestHandler]) -> None:
+    """Print the port, and serve until the input ends."""
     threading.Thread(target=end_with_input, daemon=True).start()
-    with Server(("127.0.0.1", int(sys.argv[1])), Handler) as server:
+    with Server(("127.0.0.1", int(sys.argv[1])), handler) as server:
         print(server.server_address[1], flush=True)  # noqa: T201
         server.serve_forever()
+
+
+if __name__ == "__main__":
+    serve(Handler)
