@@ -138,7 +138,7 @@ def _tensors(saved: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def _facts(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Return what the shapes of an actor's tensors show."""
+    """Return the facts of an actor that the shapes of its tensors show."""
     layers = sorted((int(name[4:-7]), name) for name in tensors if re.fullmatch(r"mlp\.\d+\.weight", name))
     shapes = [tensors[name].shape for _, name in layers]
     facts = {

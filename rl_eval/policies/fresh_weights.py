@@ -16,7 +16,7 @@ _REPLACE: Final = {"copy_", "fill_", "zero_", "zeros_", "ones_", "constant_", "e
 
 @final
 class FreshWeights(TorchFunctionMode):
-    """Context that follows values from torch's global generator, as long as nobody seeds it."""
+    """Context that follows values from torch's global generator, until the generator is seeded."""
 
     def __init__(self) -> None:
         super().__init__()

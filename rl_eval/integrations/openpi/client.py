@@ -160,7 +160,7 @@ class ServedPolicy:
         return self._connected().fileno()
 
     def ended(self, state: Any) -> None:
-        """Tell the server that these episodes have ended."""
+        """Report the end of these episodes to the server."""
         for episode in () if state is None else np.reshape(state, (-1, 2))[:, 0].tolist():
             self._end(episode)
 

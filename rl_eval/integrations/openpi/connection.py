@@ -90,7 +90,7 @@ class Connection:
         self._flush()
 
     def read(self) -> None:
-        """Read what has come, and add whole messages to :attr:`messages`.
+        """Read the bytes that have come, and add whole messages to :attr:`messages`.
 
         Raises:
             LostError: The server closed the connection, or sent something else. Messages before that are kept.

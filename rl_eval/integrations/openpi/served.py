@@ -156,7 +156,7 @@ def _runner(settings: EvalSettings) -> RunnerCore:
 
 
 def _raw_space(space: gym.Space[Any], horizon: int | None) -> gym.Space[Any]:
-    """Return the space of what a policy returns for one observation, before ``policy.actions`` is applied."""
+    """Return the space of a policy's results for one observation, before ``policy.actions`` is applied."""
     if isinstance(space, gym.spaces.Dict):
         return gym.spaces.Dict({key: _raw_space(part, horizon) for key, part in space.spaces.items()})
     if isinstance(space, gym.spaces.Tuple):

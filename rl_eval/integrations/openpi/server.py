@@ -63,7 +63,7 @@ class _Connection:
         self._closing = False
 
     def messages(self) -> Iterator[Request | bytes]:
-        """Read what has come; yield the request for the connection, and the messages.
+        """Read the bytes that have come; yield the request for the connection, and the messages.
 
         Raises:
             OSError: The connection is lost, or the client has ended it.
