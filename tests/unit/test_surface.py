@@ -38,6 +38,7 @@ PEERS = {
     "cleanrl": "torch",
     "d3rlpy": "d3rlpy",
     "onnx": "onnxruntime",
+    "openpi": "websockets",
     "rl_games": "rl_games",
     "rsl_rl": "rsl_rl",
     "skrl": "skrl",
