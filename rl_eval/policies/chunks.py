@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import tree
 
-from rl_eval.config.settings import PolicySection
+from rl_eval.config.settings import ChunkSection, PolicySection
 from rl_eval.errors import ConfigError, PolicyError, PolicyUnavailable, summary_of
 from rl_eval.policies.inference.probe import BLOCK, buffers_kept, checked_answer
 from rl_eval.policies.inference.spaces import ChunkReader, ObservationBatch, assign_rows, copy_batch, no_grad, take_rows
@@ -36,6 +36,23 @@ _FORWARDED: Final = (
     "takes_device_arrays",
 )
 """Optional attributes of the inner policy that also hold for the policy that executes its chunks."""
+
+
+def steps_of(chunk: ChunkSection, horizon: int) -> int:
+    """Return the number of actions of a chunk that are executed.
+
+    Raises:
+        ConfigError: The settings do not fit the number of actions in a chunk.
+    """
+    execute = horizon - chunk.delay if chunk.execute is None else chunk.execute
+    if not (chunk.delay <= execute and 0 < execute + chunk.delay <= horizon):
+        problem = (
+            f"policy.chunk has execute={execute} and delay={chunk.delay}, but the horizon of the policy's chunks is "
+            f"{horizon}"
+        )
+        fix = f"Set delay to at most execute, and execute + delay to at most {horizon}."
+        raise ConfigError(problem, key="policy.chunk", value=chunk.model_dump(), fix=fix)
+    return execute
 
 
 class ChunkedPolicy:
@@ -68,14 +85,7 @@ class ChunkedPolicy:
             self.probe_outputs = policy.probe_outputs
         self.horizon = chunk.horizon or self._learned_horizon(observation_space, section.deterministic)
         self.delay = chunk.delay
-        self.execute = self.horizon - chunk.delay if chunk.execute is None else chunk.execute
-        if not (self.delay <= self.execute and 0 < self.execute + self.delay <= self.horizon):
-            problem = (
-                f"policy.chunk has execute={self.execute} and delay={self.delay}, but the horizon of the policy's "
-                f"chunks is {self.horizon}"
-            )
-            fix = f"Set delay to at most execute, and execute + delay to at most {self.horizon}."
-            raise ConfigError(problem, key="policy.chunk", value=chunk.model_dump(), fix=fix)
+        self.execute = steps_of(chunk, self.horizon)
 
     def __getattr__(self, name: str) -> Any:
         """Return an optional attribute of the inner policy."""

@@ -23,7 +23,7 @@ from rl_eval.integrations.openpi.served import ServedPolicy
 from rl_eval.integrations.openpi.wire import pack, unpack
 from rl_eval.policies.inference.inference import RowInference
 from tests.planted import secret
-from tests.refused import refused
+from tests.refused import refused, untold
 from tests.served import CLIENTS, HORIZON, Client, Flat, Recurrent, Served
 from tests.unit.cli_world import call
 
@@ -141,6 +141,26 @@ def test_a_stock_client_gets_whole_chunks() -> None:
     client.link.send(pack({"observation": SEEN}))
     assert unpack(client.receive())["actions"].shape == (HORIZON, 1)
     assert client.ask(SEEN, 1).shape == (HORIZON, 1)
+    server.kill()
+
+
+def test_a_chunk_is_that_of_the_server_and_fits_its_horizon() -> None:
+    """An impossible value has the error that it has in this process."""
+    server = Served("chunks", "--set", "policy.chunk={execute: 3, delay: 1}")
+    config = EvalConfig().environment("Pendulum-v1").evaluation(num_episodes=1)
+    for chunk, there in (
+        ({"execute": HORIZON + 1}, False),
+        ({"execute": 1, "delay": 3}, False),
+        ({"execute": 2}, True),
+        (None, True),
+    ):
+        served = config.copy().policy(f"openpi://127.0.0.1:{server.port}", chunk=chunk)
+        with refused(ConfigError, "policy.chunk") as caught:
+            evaluate(served)
+        if not there:
+            with refused(ConfigError, "policy.chunk", value=caught.value.value, fix=caught.value.fix):
+                evaluate(config.copy().policy(Flat(horizon=HORIZON), chunk=chunk))
+        assert not untold(str(caught.value), *((chunk or {"execute": 3}).values()), *([3] if there else [HORIZON]))
     server.kill()
 
 

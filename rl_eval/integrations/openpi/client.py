@@ -22,6 +22,7 @@ from rl_eval.integrations.openpi.connection import Connection, LostError
 from rl_eval.integrations.openpi.greeting import EXTENSION, greeting
 from rl_eval.integrations.openpi.mapping import Requests
 from rl_eval.integrations.openpi.wire import pack, unpack
+from rl_eval.policies.chunks import steps_of
 from rl_eval.policies.inference.spaces import ActionReader
 from rl_eval.protocols import Answer, NoiseSource
 
@@ -350,7 +351,7 @@ class ServedPolicy:
         """Check that the server serves what the settings say.
 
         Raises:
-            ConfigError: They differ.
+            ConfigError: They differ, or ``policy.chunk`` does not fit the server's chunks.
         """
         if "rl_eval" not in metadata:
             if not self._section.deterministic:
@@ -358,6 +359,9 @@ class ServedPolicy:
                 fix = "Set policy.deterministic: true. If the server samples, also set policy.allow_nondeterministic."
                 raise ConfigError(problem, key="policy.deterministic", value=False, fix=fix)
             return
+        chunk, horizon = self._section.chunk, metadata.get("horizon")
+        if chunk is not None and isinstance(horizon, int):
+            steps_of(chunk, horizon)
         for name, ours in self._agreed.items():
             if pack(theirs := metadata.get(name)) != pack(ours):
                 problem = f"{self.server} has {name}={theirs!r}, but the configuration has {ours!r}"

@@ -73,6 +73,7 @@ class ServedPolicy:
         self.greeting: dict[str, Any] = {
             "rl_eval": 1,
             **greeting(section, seen, acts),
+            "horizon": horizon,
             "weights": digest,
             "numerics": self._inference.numerics,
             "name": str(section.policy),
