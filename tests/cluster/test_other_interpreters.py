@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -49,33 +46,6 @@ class Sleeps(Prints):
 """
 
 
-@functools.cache
-def interpreter(version: str, *packages: str) -> str:
-    """Return the Python of a new virtual environment with packages; skip the test if there is none."""
-    pyenv = sorted(Path("~/.pyenv/versions").expanduser().glob(f"{version}.*/bin/python"))
-    found = next(map(str, pyenv), None) or shutil.which(f"python{version}")
-    if version == OWN:
-        found = sys.executable
-    if found is None:
-        pytest.skip(f"left out: no Python {version}")
-    python = Path(tempfile.mkdtemp(prefix="rl_eval_other_")) / "bin" / "python"
-    subprocess.run([found, "-m", "venv", python.parents[1]], check=True)
-    ended = subprocess.run(
-        [python, "-m", "pip", "install", "--quiet", *packages] if packages else ["true"], check=False
-    )
-    if ended.returncode:
-        assert version != OWN or "CI" not in os.environ
-        pytest.skip(f"left out: no {packages} for Python {version}")
-    return str(python)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _cleanup() -> Any:
-    yield
-    for folder in Path(tempfile.gettempdir()).glob("rl_eval_other_*"):
-        shutil.rmtree(folder)
-
-
 def config(runners: int, lanes: int) -> EvalConfig:
     made = EvalConfig().environment("CartPole-v1").policy("random", deterministic=False)
     made.evaluation(num_episodes=24, determinism_check=0.1)
@@ -83,7 +53,9 @@ def config(runners: int, lanes: int) -> EvalConfig:
 
 
 @pytest.mark.parametrize(("version", "packages"), PACKAGES)
-def test_records_do_not_depend_on_the_interpreter(ray_cluster: Any, version: str, packages: tuple[str, ...]) -> None:
+def test_records_do_not_depend_on_the_interpreter(
+    ray_cluster: Any, interpreter: Any, version: str, packages: tuple[str, ...]
+) -> None:
     here = evaluate(config(0, 8))
     for runners, lanes in LAYOUTS:
         there = evaluate(config(runners, lanes).environment(python=interpreter(version, *packages)))
@@ -92,7 +64,7 @@ def test_records_do_not_depend_on_the_interpreter(ray_cluster: Any, version: str
         assert there.provenance["numerics"]["environment/python"].startswith(f"{version}.")
 
 
-def test_an_interpreter_of_2016_without_packages(tmp_path: Path, ray_cluster: Any) -> None:
+def test_an_interpreter_of_2016_without_packages(tmp_path: Path, ray_cluster: Any, interpreter: Any) -> None:
     (tmp_path / "printing.py").write_text(PRINTING)
     for lanes in (1, 4):
         made = config(0, lanes).environment("printing:Prints", python_path=[str(tmp_path)])
@@ -102,7 +74,7 @@ def test_an_interpreter_of_2016_without_packages(tmp_path: Path, ray_cluster: An
         assert there.fingerprint == here.fingerprint
 
 
-def test_the_death_of_a_runner_on_ray_ends_its_workers(tmp_path: Path, ray_cluster: Any) -> None:
+def test_the_death_of_a_runner_on_ray_ends_its_workers(tmp_path: Path, ray_cluster: Any, interpreter: Any) -> None:
     """While their simulators sleep in a call, and behind a shell."""
     (tmp_path / "printing.py").write_text(PRINTING)
     python = ["sh", "-c", '"$0" "$@"; true', interpreter(OWN)]
