@@ -292,7 +292,7 @@ class ControlLoop:
     def _act_on(
         self, error: BaseException, member: Member, asked: Job | None, now: float, *, everywhere: bool = False
     ) -> None:
-        match judge(error, everywhere=everywhere):
+        match judge(error, everywhere=everywhere, starting=not self._pool.ever_ready):
             case Consequence.END if asked is not None:
                 asked.fail(error)
             case Consequence.END:

@@ -10,7 +10,8 @@ failure                                    charge     replace    exclude    end
 start or call raised a ``UsageError``                                       yes
 start or call raised, on every position                                     yes
 start or call raised, elsewhere it works              yes
-``PolicyUnavailable``                                 yes
+``PolicyUnavailable``, everywhere at the start                              yes
+``PolicyUnavailable``, elsewhere or later             yes
 process died, an episode is the cause      episode    yes
 process died or was silent, cause unknown             yes
 node was pre-empted                                   yes (free)
@@ -53,16 +54,17 @@ class Consequence(Enum):
     of the group."""
 
 
-def judge(error: BaseException, *, everywhere: bool) -> Consequence:
+def judge(error: BaseException, *, everywhere: bool, starting: bool = False) -> Consequence:
     """Return the consequence for a runner that could not be built, or on which a call raised.
 
     Args:
         error: The error.
         everywhere: Whether no runner of the group could start so far, or the call raised on every remaining runner.
+        starting: Whether no runner of the group has started.
     """
     if isinstance(error, NumericsMismatch):
         return Consequence.EXCLUDE
-    if isinstance(error, PolicyUnavailable):
+    if isinstance(error, PolicyUnavailable) and not starting:
         # A server that does not answer is missing for all runners at the same time, and may come back.
         return Consequence.REPLACE
     return Consequence.END if everywhere or isinstance(error, UsageError) else Consequence.REPLACE

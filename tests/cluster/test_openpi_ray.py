@@ -10,8 +10,9 @@ from contextlib import suppress
 import pytest
 
 from rl_eval import EvalConfig, evaluate
-from rl_eval.errors import ConfigError
+from rl_eval.errors import ConfigError, PolicyUnavailable
 from tests.openpi_world import Openpi
+from tests.refused import refused
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -51,6 +52,15 @@ def test_a_server_that_is_away_changes_nothing(server: Openpi, seconds: float, p
     result = evaluate(config_of(server, runners, patience_s))
     assert (result.status, result.fingerprint) == ("complete", expected)
     assert not any(record.faults or record.attempts > 1 for record in result.episodes)
+
+
+def test_a_server_that_no_runner_reaches_at_the_start_is_the_error(server: Openpi) -> None:
+    """After one try of each."""
+    server.kill()
+    with refused(PolicyUnavailable, "policy.policy", value=f"127.0.0.1:{server.port}") as seen:
+        evaluate(server.config(2, patience_s=0.0))
+    assert seen.value.fix
+    server.start()
 
 
 @pytest.mark.parametrize("runners", [0, 2])

@@ -468,18 +468,34 @@ def test_a_preempted_node_is_not_counted_against_its_position() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "everywhere", "verdict"),
+    ("error", "everywhere", "starting", "verdict"),
     [
-        (ConfigError("x"), False, Consequence.END),
-        (EnvError("x"), False, Consequence.REPLACE),
-        (EnvError("x"), True, Consequence.END),
-        (NumericsMismatch("x"), True, Consequence.EXCLUDE),
-        (PolicyUnavailable("x"), True, Consequence.REPLACE),
+        (ConfigError("x"), False, False, Consequence.END),
+        (EnvError("x"), False, False, Consequence.REPLACE),
+        (EnvError("x"), True, False, Consequence.END),
+        (NumericsMismatch("x"), True, True, Consequence.EXCLUDE),
+        (PolicyUnavailable("x"), True, False, Consequence.REPLACE),
+        (PolicyUnavailable("x"), False, True, Consequence.REPLACE),
+        (PolicyUnavailable("x"), True, True, Consequence.END),
     ],
 )
-def test_verdicts(error: Exception, everywhere: bool, verdict: Consequence) -> None:
+def test_verdicts(error: Exception, everywhere: bool, starting: bool, verdict: Consequence) -> None:
     """One error, one verdict."""
-    assert judge(error, everywhere=everywhere) is verdict
+    assert judge(error, everywhere=everywhere, starting=starting) is verdict
+
+
+def test_a_policy_that_no_runner_reaches_at_the_start_is_the_error() -> None:
+    """Each runner has tried once. A policy that a runner has reached may come back."""
+    away = PolicyUnavailable("no server", key="address")
+    for reached in (False, True):
+        world = World(runners=2)
+        outcome = EvalOutcome(world.settings, layout_of(world.settings), EpisodePlan(2))
+        world.post(Opening(outcome))
+        world.start(0, error=None if reached else away)
+        world.start(1, error=away)
+        for call in [one for one in world.backend.calls if isinstance(one[1], Run)]:
+            world.turn(Reply(Call(*call), error=away))
+        assert outcome.handle.exception() is (None if reached else away)
 
 
 # ------------------------------------------------------------------------------ the cluster is lost

@@ -12,9 +12,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from rl_eval import EvalConfig, evaluate
+from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
 from rl_eval.cli.checks import check_policy
 from rl_eval.errors import ConfigError, PolicyError, PolicyUnavailable
+from rl_eval.execution.group import GroupCallbacks
 from rl_eval.integrations.openpi import load_policy
 from rl_eval.integrations.openpi.mapping import Requests
 from tests.openpi_world import Openpi
@@ -153,11 +154,27 @@ def test_a_policy_that_changes_its_weights_is_noticed(start: Any) -> None:
     assert result.status == "partial"
 
 
+class Restarts(GroupCallbacks):
+    """Callbacks that keep the positions of replaced runners."""
+
+    def __init__(self) -> None:
+        self.positions: list[int] = []
+
+    def on_runner_restart(self, runner_index: int) -> None:
+        self.positions.append(runner_index)
+
+
 def test_a_server_that_was_never_there(start: Any) -> None:
-    server = start()
+    """No runner is replaced, and the error has the address."""
+    server, restarts = start(), Restarts()
     server.kill()
-    with refused(PolicyUnavailable, "policy.policy"):
-        evaluate(server.config(patience_s=0.0).fault_tolerance(max_runner_restarts=1))
+    with (
+        refused(PolicyUnavailable, "policy.policy", value=f"127.0.0.1:{server.port}") as seen,
+        EvalRunnerGroup(server.config(patience_s=0.0), callbacks=restarts) as group,
+    ):
+        group.evaluate()
+    assert seen.value.fix
+    assert not restarts.positions
     server.start()
 
 

@@ -34,6 +34,9 @@ Array = npt.NDArray[Any]
 _TRIES: Final = 2
 """Connections that may be lost while the server computes the same row."""
 _PAUSE_S: Final = 0.1
+_AWAY: Final = (
+    "Start the server, or correct the address. To wait longer for a server, set policy.policy_kwargs.patience_s."
+)
 _EPISODES: Final = 2**32
 """The number of an episode is that of its connection times this number, plus that of the episode there."""
 
@@ -316,7 +319,7 @@ class ServedPolicy:
                     return
                 self._place = (self._place + 1) % count
             if time.monotonic() > ends:
-                raise self._unavailable(str(failed))
+                raise self._unavailable(str(failed), _AWAY)
             time.sleep(_PAUSE_S)
 
     def _open_and_send(self) -> LostError | None:
@@ -369,14 +372,14 @@ class ServedPolicy:
                 raise ConfigError(problem, key=key, value=ours, fix="Start the server for this configuration.")
         self.numerics = {"weights": metadata.get("weights", ""), **metadata.get("numerics", {})}
 
-    def _unavailable(self, why: str) -> PolicyUnavailable:
+    def _unavailable(self, why: str, fix: str = "") -> PolicyUnavailable:
         """Return the error for a server that does not answer, and forget all requests."""
         self._drop()
         self._waiting.clear()
         self._open.clear()
         addresses = " and ".join(self._server.addresses)
         text = f"the server of the policy at {addresses} does not answer: {why}"
-        return PolicyUnavailable(text, key="policy.policy", value=addresses)
+        return PolicyUnavailable(text, key="policy.policy", value=addresses, fix=fix)
 
     def _drop(self) -> None:
         if self._link is not None:
