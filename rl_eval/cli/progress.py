@@ -175,7 +175,9 @@ def progress_line(phase: str, seconds: float, progress: EvalProgress | None = No
 def _parts(progress: EvalProgress, num_runners: int) -> Iterator[str]:
     done, left = progress.num_finished, progress.num_episodes - progress.num_finished
     yield f"{done:,} of {progress.num_episodes:,} episodes"
-    if progress.seconds > _LONG_S and not done:
+    if progress.unavailable:
+        yield progress.unavailable
+    elif progress.seconds > _LONG_S and not done:
         yield "no episode has ended yet (evaluation.max_episode_steps limits the length of an episode)"
     if not math.isnan(progress.mean_return):
         spread = 0.0 if math.isnan(progress.half_width) else progress.half_width / 1.96
@@ -184,12 +186,12 @@ def _parts(progress: EvalProgress, num_runners: int) -> Iterator[str]:
         yield f"mean return {number(progress.mean_return, places)}{interval} over the first {progress.num_prefix:,}"
     if progress.env_steps and progress.seconds:
         yield f"{number(progress.env_steps / progress.seconds, 0)} steps/s"
-    if progress.waiting:
+    if progress.waiting and not progress.unavailable:
         yield progress.waiting
     if num_runners:
         yield f"{progress.num_runners} of {counted(num_runners, 'runner')}"
     if progress.num_faults:
         yield f"{counted(progress.num_faults, 'fault')}, {progress.num_failed:,} failed"
     here = done - progress.num_earlier
-    if here > 0 and left:
+    if here > 0 and left and not progress.unavailable:
         yield f"about {progress.seconds * left / here:,.0f} s left"

@@ -355,7 +355,7 @@ def carry_out(
             with monitor.room():
                 deliver(result, folder_to_save(place, "", say), mistake)
             monitor.say("stopping the runners" if uses_ray else "closing the environments", at_once=uses_ray)
-            if interruption.number is not None and result.stopped_early:
+            if result.stopped_early and (interruption.number is not None or result.status == "partial"):
                 print_note(_continuation(place))
             interruption.conclude(exit_code_of(result, interruption))
     return result, place

@@ -143,6 +143,8 @@ class EvalProgress:
     """Sentence about who waits for whom, the simulators or the server of the policy; empty if it is unknown."""
     phase: str = "running"
     """Present activity of the evaluation, in a few words."""
+    unavailable: str = ""
+    """Reason why the policy cannot act for now, such as the error of its server; empty if it can act."""
 
     @classmethod
     def of_table(cls, table: EpisodeTable, **rest: Any) -> EvalProgress:

@@ -290,6 +290,7 @@ class EvalOutcome:
 
     def progress(self) -> EvalProgress:
         """Return the progress. Any thread may call this."""
+        away = self._pool and self._pool.unavailable
         return EvalProgress.of_table(
             self.store.table,
             env_steps=int(self.store.totals.get("env_steps", 0)) - self._earlier[1],
@@ -298,6 +299,7 @@ class EvalOutcome:
             num_earlier=self._earlier[0],
             waiting=Timing.of_totals(self.store.totals, self.store.num_runners).waiting,
             phase=self.activity or ("waiting to start" if self._pool is None else self._pool.phase),
+            unavailable=away.problem if away else "",
         )
 
     # ------------------------------------------------------------------ inside

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple, final
 from rl_eval.backends import Backend, Reply
 from rl_eval.backends.requests import Apply, Run, RunnerRequest, SetWeights, Start
 from rl_eval.config.settings import EvalSettings
-from rl_eval.errors import RunnerLost, RunnerStartError
+from rl_eval.errors import PolicyUnavailable, RunnerLost, RunnerStartError
 from rl_eval.records.episode import RunReport
 from rl_eval.scheduling.runner_failures import silence_limit
 from rl_eval.weights import WeightsSnapshot
@@ -86,6 +86,8 @@ class RunnerPool:
         self.reported: Counter[str] = Counter()
         """Counters of lost members."""
         self.last_loss: BaseException | None = None
+        self.unavailable: PolicyUnavailable | None = None
+        """Reason of the last loss, if the policy was unavailable, until a runner answers a :class:`Run`."""
         self.ever_ready = False
         self.on_restart: Callable[[int], object] = lambda _: None
         """Function that is called with the position of a runner that replaces another one."""
@@ -177,6 +179,8 @@ class RunnerPool:
     def phase(self) -> str:
         """Activity of the runners, in a few words."""
         ready = self.ready()
+        if self.unavailable is not None:
+            return "waiting for the policy"
         if not ready:
             return self._backend.starting([member.number for member in list(self.members.values())])
         if any(member.probed for member in ready):
@@ -223,6 +227,8 @@ class RunnerPool:
             member.probed = isinstance(reply.call.request, Run) or member.probed
             if reply.error is None:
                 self._failing.discard(member.position)
+                if isinstance(reply.call.request, Run):
+                    self.unavailable = None
         return member
 
     def start_answered(self, member: Member, now: float) -> None:
@@ -265,6 +271,10 @@ class RunnerPool:
         self._remove(member)
         self.losses += 1
         self.last_loss = why
+        if isinstance(why, PolicyUnavailable) and self.unavailable is None:
+            with suppress(Exception):  # A handler of the caller may raise.
+                _logger.warning("the policy is unavailable: %s", why)
+        self.unavailable = why if isinstance(why, PolicyUnavailable) else None
         counts = self._broken if member.broken else self._consecutive
         losses = counts[member.position]
         if free or losses < self._settings.fault_tolerance.max_runner_restarts:
@@ -292,6 +302,7 @@ class RunnerPool:
 
         Raises:
             RunnerStartError: No runner was ready within ``runner_start_timeout_s``.
+            PolicyUnavailable: The same, because the policy was unavailable.
         """
         if self.ready() or self.hopeless:
             self.last_ready, self._told_of_waiting = now, False
@@ -313,10 +324,12 @@ class RunnerPool:
     def _await_ready(self, seconds: float) -> None:
         limit = self._settings.runners.runner_start_timeout_s
         if seconds > limit and not self.ever_ready:
+            if self.unavailable is not None:
+                raise self.unavailable
             problem = f"no runner started within runners.runner_start_timeout_s={limit:g}: {self._backend.shortage()}"
             fix = "Request fewer resources, add resources to the cluster, or wait longer."
             raise RunnerStartError(problem, key="runners.runner_start_timeout_s", value=limit, fix=fix)
-        if seconds > _LONG_START_S and not self._told_of_waiting:
+        if seconds > _LONG_START_S and not self._told_of_waiting and self.unavailable is None:
             self._told_of_waiting = True
             with suppress(Exception):  # As in absence().
                 _logger.warning("no runner is ready after %.0f s. Waiting: %s", seconds, self._backend.shortage())

@@ -148,10 +148,13 @@ class Phase(Job):
         if self._complete:
             return ""
         if hopeless and not reason:
-            why = self.pool.last_loss
-            if isinstance(why, PolicyUnavailable) and not self._outcome.store.table.completed.any():
-                raise why
-            reason = f"no runner is left; the last runner was lost because: {why}"
+            why, store = self.pool.last_loss, self._outcome.store
+            reason = f"no runner is left: {why}"
+            if isinstance(why, PolicyUnavailable):
+                store.flush()
+                if not store.table.completed.any():
+                    raise why
+                reason = str(why)
         return reason or None
 
     @final
@@ -196,6 +199,10 @@ class Waiting:
     def joined(self, now: float) -> None:
         """Start to wait, because there is a runner."""
         self._since = self._since or now
+
+    def paused(self, now: float) -> None:
+        """Start to wait again, because no episode could go on until now."""
+        self._since = self._since and now
 
     def reported(self, report: RunReport, now: float) -> None:
         """Store the time of the last finished episode, and the longest of the running ones."""
@@ -344,7 +351,9 @@ class EpisodeSession(Phase):
         self._obey(decision.commands, now, member)
 
     def _watch(self, now: float) -> None:
-        if reason := self._waiting.reason(now):
+        if self.pool.unavailable is not None:
+            self._waiting.paused(now)
+        elif reason := self._waiting.reason(now):
             with suppress(Exception):  # A handler of the caller may raise.
                 _logger.warning(reason)
         if self._is_impatient(now):

@@ -6,13 +6,15 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
-from rl_eval import EvalConfig, evaluate
+from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
+from rl_eval.cli.progress import progress_line
 from rl_eval.errors import ConfigError, PolicyUnavailable
 from tests.openpi_world import Openpi
-from tests.refused import refused
+from tests.refused import refused, untold
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -52,6 +54,30 @@ def test_a_server_that_is_away_changes_nothing(server: Openpi, seconds: float, p
     result = evaluate(config_of(server, runners, patience_s))
     assert (result.status, result.fingerprint) == ("complete", expected)
     assert not any(record.faults or record.attempts > 1 for record in result.episodes)
+
+
+@pytest.mark.parametrize("runners", [0, 2])
+def test_a_server_that_is_away_is_named_while_the_evaluation_waits(server: Openpi, runners: int) -> None:
+    """Nothing else is guessed, and a server that is back ends it."""
+    other = Openpi()
+    expected = evaluate(config_of(other, 0, 0.0)).fingerprint
+    other.kill()
+    with EvalRunnerGroup(config_of(server, runners, 0.0)) as group:
+        handle = group.submit()
+        server.process.wait()
+        while "[Errno 111]" not in (progress := handle.progress()).unavailable:
+            assert not handle.done()
+            time.sleep(0.02)
+        long = replace(progress, seconds=1000.0, waiting="simulators wait for the policy")
+        line = progress_line(progress.phase, 1000.0, long, runners)
+        assert not untold(line, f"127.0.0.1:{server.port}", "[Errno 111]")
+        assert len(untold(line, "max_episode_steps", "simulators", "left")) == 3
+        server.kill()
+        server.mode = "det"
+        server.start()
+        result = handle.result()
+    assert (result.status, result.fingerprint) == ("complete", expected)
+    assert not handle.progress().unavailable
 
 
 def test_a_server_that_no_runner_reaches_at_the_start_is_the_error(server: Openpi) -> None:

@@ -458,6 +458,7 @@ NOTHING = {"num_finished": 0, "num_prefix": 0, "mean_return": math.nan, "half_wi
         ({"num_faults": 4, "num_failed": 3}, ["4 faults, 3 failed"]),
         ({**NOTHING, "seconds": 11.0}, ["0 of 200 episodes", "evaluation.max_episode_steps"]),
         ({**NOTHING, "seconds": 0.0}, ["0 of 200 episodes, 2 of 3 runners, 0:12"]),
+        ({**NOTHING, "seconds": 11.0, "unavailable": "no server"}, ["0 of 200 episodes, no server, 2 of 3"]),
     ],
 )
 def test_a_line_of_progress(state, parts):

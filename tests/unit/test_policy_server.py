@@ -14,7 +14,7 @@ import pytest
 
 from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, evaluate
 from rl_eval.errors import PolicyUnavailable
-from rl_eval.log import read_log
+from rl_eval.log import read_log, writer
 from rl_eval.protocols import EnvContext
 from rl_eval.records.episode import Outcome
 from rl_eval.records.parquet import read_episodes
@@ -134,6 +134,19 @@ def test_without_its_server_an_evaluation_ends_with_the_finished_episodes(server
     assert [record.episode_return for record in result.episodes] == [
         record.episode_return for record in full.episodes[:STRUCK]
     ]
+
+
+def test_episodes_before_the_first_segment_of_the_log_are_kept(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The result is partial, as without a log, and the same call continues the folder."""
+    expected = undisturbed(server).fingerprint
+    monkeypatch.setattr(writer, "FLUSH_SECONDS", (3600.0, 3600.0))
+    result = evaluate(config(Remote(server.port), server.kill, 1, max_runner_restarts=0), output=tmp_path)
+    assert (result.status, len(result.episodes)) == ("partial", STRUCK)
+    server.start()
+    result = evaluate(config(Remote(server.port), lanes=1), output=tmp_path)
+    assert (result.status, result.fingerprint) == ("complete", expected)
 
 
 def test_a_server_that_was_never_there_is_the_error_of_the_policy(server: Server) -> None:

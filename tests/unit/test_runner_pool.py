@@ -11,11 +11,11 @@ import torch
 from rl_eval.backends import Call, Reply
 from rl_eval.backends.requests import Apply, Request, Run, RunnerRequest, SetWeights, Start
 from rl_eval.config.builder import EvalConfig
-from rl_eval.errors import EnvError, RunnerLost, RunnerStartError
+from rl_eval.errors import EnvError, PolicyUnavailable, RunnerLost, RunnerStartError
 from rl_eval.execution.runner_pool import Member, PublishedWeights, RunnerPool
 from rl_eval.records.episode import PROGRESS, ROW, Fault, RunReport
 from rl_eval.weights import snapshot_weights
-from tests.refused import refused
+from tests.refused import refused, untold
 from tests.unit.pool_world import FakeBackend
 
 RUN, APPLY = Run(), Apply(repr)
@@ -52,8 +52,8 @@ class World:
     def call(self, index: int, request: RunnerRequest = RUN, tag: int = 1) -> None:
         self.pool.call(self.member(index), request, tag=tag, now=self.now)
 
-    def lose(self, index: int) -> None:
-        self.pool.lose(self.member(index), LOST, self.now)
+    def lose(self, index: int, why: Exception = LOST) -> None:
+        self.pool.lose(self.member(index), why, self.now)
 
     def wait(self, seconds: float) -> list[tuple[int, BaseException]]:
         """Let time pass; return the positions that were terminated in it, and why."""
@@ -166,6 +166,30 @@ def test_a_long_wait_for_a_replacement_is_told_once(caplog: pytest.LogCaptureFix
         world.wait(1.0)
         assert len(caplog.records) == number
         assert world.backend.shortage() in caplog.records[-1].getMessage()
+
+
+def test_a_policy_that_is_away_is_the_reason_of_a_wait(caplog: pytest.LogCaptureFixture) -> None:
+    """Until a runner answers a run, it is told once, and nothing is guessed."""
+    world, away = World().grow(1), PolicyUnavailable("no server at 127.0.0.1:8")
+    for number in (1, 2):
+        for _ in range(2):
+            world.started(0)
+            world.lose(0, away)
+            world.wait(20.0)
+            assert world.pool.unavailable is away
+        assert len(caplog.records) == number
+        assert not untold(caplog.records[-1].getMessage(), "127.0.0.1:8")
+        world.started(0).call(0)
+        world.answer(0)
+        assert world.pool.unavailable is None
+
+
+def test_a_policy_that_is_away_is_the_error_of_the_start_timeout() -> None:
+    """Runners that wait for resources do not hide it."""
+    world, away = World(runners__runner_start_timeout_s=20.0).grow(), PolicyUnavailable("no server")
+    world.lose(0, away)
+    with refused(PolicyUnavailable):
+        world.wait(21.0)
 
 
 def test_nobody_waits_if_no_runner_will_come(caplog: pytest.LogCaptureFixture) -> None:

@@ -44,6 +44,16 @@ def test_the_time_counts_from_the_first_runner_and_from_each_finished_episode():
     assert not waiting.reason(2000.0)
 
 
+def test_the_time_without_a_policy_does_not_count():
+    waiting = Waiting(None)
+    waiting.paused(900.0)
+    assert not waiting.reason(1000.0)
+    waiting.joined(1000.0)
+    waiting.paused(1050.0)
+    assert not waiting.reason(1079.0)
+    assert waiting.reason(1081.0)
+
+
 def test_a_long_episode_is_named_once(caplog, monkeypatch):
     monkeypatch.setattr(session, "_LONG_EPISODE", 1000)
     config = EvalConfig().environment(Long).evaluation(num_episodes=1, determinism_check=0)
