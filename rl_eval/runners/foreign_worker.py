@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import traceback
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
+from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
 
 MOST_BYTES = 2**28
 """Longest frame."""
@@ -381,23 +381,23 @@ def step(env: Any, action: Any, call: Callable[..., Any]) -> Tuple[Any, ...]:
 
 
 class Slot:
-    """Environments of a slot, by number.
+    """Environments of a slot, by number: the usual one and, while an episode needs a new environment, this new one.
 
     Args:
-        where: The environment's name, arguments, wrappers and context.
-        send: Sends a reply.
+        where: Description of the environment.
+        send: Sends a reply: number, phase, value, error, traceback and seconds.
     """
 
-    def __init__(self, where: Dict[str, Any], send: Callable[[Any], None]) -> None:
+    def __init__(self, where: Any, send: Callable[[Tuple[Any, ...]], None]) -> None:
         self._where, self._send = where, send
         self._envs: Dict[int, Any] = {}
-        self._seeded: Dict[int, str] = {}
-        """Result of :func:`seeded_by` for each environment."""
-        self._call = Sensor(lambda change: send((0, "sensed", change, None, "", 0.0))).call
+        self._seeded = ""
+        """Result of :func:`seeded_by` for the last environment."""
+        self._sensor: Any = Sensor(lambda change: send((0, "sensed", change, None, "", 0.0)))
 
     def answer(self, number: int, kind: str, env: int, *args: Any) -> None:
         """Execute a request and send the reply."""
-        started, phase = time.perf_counter(), "reset" if kind == "begin" else kind
+        started, phase = time.perf_counter(), kind
         try:
             if kind == "close":
                 self.close(env)
@@ -405,36 +405,13 @@ class Slot:
                 return
             if kind != "step" and env not in self._envs:
                 phase = "construct"
-                made = self._envs[env] = build(self._where)
-                found = facts(made, self._where)
-                self._seeded[env] = found["provenance"]["seeded_by"]
+                self._envs[env], found = self._constructed()
                 self._send((number, "made", (env, found), None, "", time.perf_counter() - started))
             started, phase = time.perf_counter(), "reset" if kind == "begin" else kind
-            value = self._value(env, kind, *args)
+            value = getattr(self, "_" + kind)(self._envs[env], *args)
             self._send((number, phase, value, None, "", time.perf_counter() - started))
         except BaseException as error:
-            text = "%s: %s" % (type(error).__name__, error)
-            if isinstance(error, ImportError):
-                text += " (in %s: install it there, or add its folder to environment.python_path)" % sys.executable
-            self._send((number, phase, None, text, traceback.format_exc()[-20000:], time.perf_counter() - started))
-
-    def _value(self, number: int, kind: str, *args: Any) -> Any:
-        env = self._envs[number]
-        if kind == "step":
-            return _with_sendable_info(step(env, args[0], self._call))
-        if kind == "begin":
-            position, seed, attempt, arguments = args
-            hook = attribute(env, "begin_episode")
-            if callable(hook):
-                hook(position, seed, attempt)
-            return _with_sendable_info(reset(env, self._seeded[number], arguments, self._call))
-        if kind == "get":
-            return attribute(env, args[0])
-        if kind == "render":
-            return env.render()
-        if kind == "build":
-            return None
-        raise ValueError("unknown request %r" % kind)
+            self._send((number, phase, None, *self._explained(error), time.perf_counter() - started))
 
     def close(self, env: int) -> None:
         """Close an environment if it exists; ignore an error of its ``close``."""
@@ -448,6 +425,38 @@ class Slot:
         """Close all environments."""
         for env in list(self._envs):
             self.close(env)
+
+    def _constructed(self) -> Tuple[Any, Dict[str, Any]]:
+        """Return a new environment and its facts."""
+        env = build(self._where)
+        found = facts(env, self._where)
+        self._seeded = found["provenance"]["seeded_by"]
+        return env, found
+
+    def _explained(self, error: BaseException) -> Tuple[Any, str]:
+        """Return an error and its traceback, in a form that can be sent."""
+        text = "%s: %s" % (type(error).__name__, error)
+        if isinstance(error, ImportError):
+            text += " (in %s: install it there, or add its folder to environment.python_path)" % sys.executable
+        return text, traceback.format_exc()[-20000:]
+
+    def _build(self, env: Any) -> None:
+        """Do nothing: the environment was built before."""
+
+    def _begin(self, env: Any, position: int, seed: int, attempt: int, arguments: Dict[str, Any]) -> Any:
+        hook = attribute(env, "begin_episode")
+        if callable(hook):
+            hook(position, seed, attempt)
+        return _with_sendable_info(reset(env, self._seeded, arguments, self._sensor.call))
+
+    def _step(self, env: Any, action: Any) -> Any:
+        return _with_sendable_info(step(env, action, self._sensor.call))
+
+    def _get(self, env: Any, name: str) -> Any:
+        return attribute(env, name)
+
+    def _render(self, env: Any) -> Any:
+        return env.render()
 
 
 def _sendable(values: Dict[Any, Any]) -> Dict[Any, Any]:
@@ -496,39 +505,35 @@ def end_with(parent: int, inward: Optional[int] = None) -> None:
     threading.Thread(target=watch, name="rl_eval parent watch", daemon=True).start()
 
 
-def _read_frame(inward: int) -> bytes:
+def _read_frame(inward: IO[bytes]) -> bytes:
     (size,) = LENGTH.unpack(_exactly(inward, LENGTH.size))
     return _exactly(inward, size)
 
 
-def _exactly(inward: int, count: int) -> bytes:
-    found = bytearray()
-    while len(found) < count:
-        part = os.read(inward, min(count - len(found), 2**20))
-        if not part:
-            raise EOFError
-        found += part
-    return bytes(found)
+def _exactly(inward: IO[bytes], count: int) -> bytes:
+    data = inward.read(count)
+    if len(data) < count:
+        raise EOFError
+    return data
 
 
-def _write(outward: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(outward, rest) :]
+def _write(outward: IO[bytes], data: bytes) -> None:
+    outward.write(data)
+    outward.flush()
 
 
 def main() -> None:
     """Answer requests of the runner until it has gone. Argument: the mark that precedes the first frame, as hex."""
-    inward, outward = os.dup(0), os.dup(1)
+    inward, outward = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # What the simulator prints does not go to the frames.
     sys.stdout = sys.stderr
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the runner's process, which ends this one.
-    end_with(os.getppid(), inward)
+    end_with(os.getppid(), inward.fileno())
     _write(outward, bytes.fromhex(sys.argv[1]))
     if hasattr(os, "register_at_fork"):
         # A process that the environment starts must not keep the pipe open: the runner waits until it is closed.
-        os.register_at_fork(after_in_child=lambda: os.closerange(inward, outward + 1))
+        os.register_at_fork(after_in_child=functools.partial(os.closerange, inward.fileno(), outward.fileno() + 1))
 
     def send(reply: Any) -> None:
         data = dumps(reply)

@@ -158,13 +158,8 @@ class OtherInterpreter:
             "ids": GYMNASIUM_ID.pattern,
             "learning": learning_wrappers(),
         }
-        try:
-            self._payload = foreign_worker.dumps(described)
-        except TypeError as error:
-            key = "environment.wrappers" if _travels(section.env_kwargs) else "environment.env_kwargs"
-            problem = f"{key} cannot be sent to the interpreter of {PYTHON}: {error}"
-            fix = "Use numbers, texts, lists, mappings and arrays."
-            raise ConfigError(problem, key=key, fix=fix) from error
+        _framed(section.env_kwargs, "environment.env_kwargs", key="environment.env_kwargs")
+        self._payload = _framed(described, "environment.wrappers", key="environment.wrappers")
 
     def start(self) -> tuple[subprocess.Popen[bytes], FramePipe]:
         """Start a process, and send the description of its environment.
@@ -204,16 +199,12 @@ class OtherInterpreter:
         Raises:
             ConfigError: The request is a function, or contains something that cannot be sent.
         """
+        command = " ".join(self._command)
         if request[1] == CALL:
             problem = "a function cannot be sent to an environment in another interpreter"
             fix = "Name an attribute of the environment instead, or return the value in the info."
-            raise ConfigError(problem, key=PYTHON, value=" ".join(self._command), fix=fix)
-        try:
-            return foreign_worker.dumps(request)
-        except TypeError as error:
-            problem = f"the arguments of {request[1]} cannot be sent to the interpreter of {PYTHON}: {error}"
-            fix = "Use numbers, texts, lists, mappings and arrays."
-            raise ConfigError(problem, key=PYTHON, value=" ".join(self._command), fix=fix) from error
+            raise ConfigError(problem, key=PYTHON, value=command, fix=fix)
+        return _framed(request, f"the arguments of {request[1]}", key=PYTHON, value=command)
 
     def loads(self, data: bytes | memoryview) -> SlotReply:
         """Return the reply of a frame.
@@ -255,12 +246,22 @@ def _named(wrapper: Any) -> Mapping[str, Any]:
     return wrapper if isinstance(wrapper, Mapping) else {"wrapper": wrapper}
 
 
-def _travels(value: Any) -> bool:
+def _framed(content: Any, what: str, **fields: Any) -> bytes:
+    """Return the frame of some content.
+
+    Args:
+        content: The content.
+        what: Its description, for the message.
+        fields: Fields of the error.
+
+    Raises:
+        ConfigError: A part of the content cannot be sent.
+    """
     try:
-        foreign_worker.dumps(value)
-    except TypeError:
-        return False
-    return True
+        return foreign_worker.dumps(content)
+    except TypeError as error:
+        problem = f"{what} cannot be sent to the interpreter of {PYTHON}: {error}"
+        raise ConfigError(problem, fix="Use numbers, texts, lists, mappings and arrays.", **fields) from error
 
 
 def _space(described: Any, env: Any) -> gym.Space[Any]:

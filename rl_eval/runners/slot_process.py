@@ -273,28 +273,24 @@ class SlotProcess:
 
     def _own(self, reply: SlotReply) -> SlotReply | None:
         """Return a reply to a request; process an extra reply."""
-        if self._took(reply):
+        if reply.phase == SENSED:
+            self._sensed(reply.value)
             return None
-        if reply.number not in (self._awaited, self._number):
-            raise ValueError(f"it is the reply to request {reply.number}, not to {self._number}")
-        return reply
-
-    def _took(self, reply: SlotReply) -> bool:
-        """Process an extra reply; return whether the reply is one."""
         if reply.phase == STARTED:
-            self.started, self.since = True, perf_counter()
+            self.started = True
         elif reply.phase == MADE:
             env, facts = reply.value
             self.facts = self._interpreter.checked(facts)
             self._built.add(env)
-            self.build_seconds, self.since = reply.seconds, perf_counter()
-        elif reply.phase == SENSED:
-            self._sensed(reply.value)
+            self.build_seconds = reply.seconds
         elif reply.phase == CLOSED:
-            self._closing, self.since = self._closing - 1, perf_counter()
+            self._closing -= 1
+        elif reply.number in (self._awaited, self._number):
+            return reply
         else:
-            return False
-        return True
+            raise ValueError(f"it is the reply to request {reply.number}, not to {self._number}")
+        self.since = perf_counter()
+        return None
 
     def _collect(self) -> int:
         """Kill the process if it still runs; return its exit status."""

@@ -8,19 +8,19 @@ import pickle
 import signal
 import sys
 from multiprocessing.connection import Connection
-from time import perf_counter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, final
 
 import cloudpickle
 import numpy as np
+from typing_extensions import override
 
 from rl_eval.errors import EnvError, EnvFailed, summary_of, traceback_of
 from rl_eval.errors.printable import printable
 from rl_eval.errors.redaction import redact_text
 from rl_eval.records.generators import GeneratorSensor
+from rl_eval.runners import foreign_worker
 from rl_eval.runners.environment import attribute_of, construct_env, episode_hook, time_limit
-from rl_eval.runners.foreign_worker import end_with
-from rl_eval.supervision.caller import expect_no_ctrl_c, survivable
+from rl_eval.supervision.caller import end_fork, expect_no_ctrl_c
 
 _SEARCHED: Final = 200_000
 """Number of characters of an error that are searched for secrets. It is more than any message shows."""
@@ -49,7 +49,6 @@ SENSED: Final = "sensed"
 STARTED: Final = "started"
 """Phase of the first message of a process: it has imported the modules of its environment."""
 STEP: Final = "step"
-_PHASES: Final = {BEGIN: "reset"}
 
 
 class SlotReply(NamedTuple):
@@ -65,54 +64,32 @@ class SlotReply(NamedTuple):
     """Duration of the request."""
 
 
-class _Slot:
-    """Environments of a slot, by number: the usual one and, while an episode needs a new environment, this new one."""
+@final
+class _Slot(foreign_worker.Slot):
+    """Environments of a slot in this interpreter.
+
+    Args:
+        connection: Pipe to the runner.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._envs: dict[int, Any] = {}
+        super().__init__(cloudpickle.loads(connection.recv_bytes()), lambda reply: self._reply(SlotReply(*reply)))
         self._sensor = GeneratorSensor.of_this_process(lambda change: self._reply(SlotReply(0, SENSED, change)))
         self._stepped = False
         """Whether an environment has made a step."""
-        self._where = cloudpickle.loads(connection.recv_bytes())
         self._reply(SlotReply(0, STARTED))
 
-    def answer(self, number: int, kind: str, env: int, *args: Any) -> None:
-        """Execute a request and send the reply."""
-        started, phase = perf_counter(), kind
-        try:
-            if kind == CLOSE:
-                self.close(env)
-                self._reply(SlotReply(number, CLOSED))
-                return
-            if kind != STEP and env not in self._envs:
-                phase = CONSTRUCT
-                self._envs[env] = construct_env(*self._where)
-                made = env, _facts(self._envs[env])
-                self._reply(SlotReply(number, MADE, made, seconds=perf_counter() - started))
-            started, phase = perf_counter(), _PHASES.get(kind, kind)
-            value = getattr(self, f"_{kind}")(self._envs[env], *args)
-            self._reply(SlotReply(number, phase, value, seconds=perf_counter() - started))
-        except survivable() as error:
-            self._reply(SlotReply(number, phase, None, *_portable(error), perf_counter() - started))
+    @override
+    def _constructed(self) -> tuple[Any, dict[str, Any]]:
+        env = construct_env(*self._where)
+        return env, _facts(env)
 
-    def close(self, env: int) -> None:
-        """Close an environment if it exists; ignore an error of its ``close``."""
-        if (gone := self._envs.pop(env, None)) is not None:
-            try:
-                gone.close()
-            except survivable():
-                pass
+    @override
+    def _explained(self, error: BaseException) -> tuple[BaseException, str]:
+        return _portable(error)
 
-    def close_all(self) -> None:
-        """Close all environments."""
-        for env in list(self._envs):
-            self.close(env)
-
-    @staticmethod
-    def _build(env: Any) -> None:
-        """Do nothing: the environment was built before."""
-
+    @override
     def _begin(self, env: Any, position: int, seed: int, attempt: int, arguments: dict[str, Any]) -> Any:
         if self._stepped and self._sensor is not None and self._sensor.finished():
             self._sensor = None
@@ -120,24 +97,21 @@ class _Slot:
             hook(position, seed, attempt)
         return env.reset(**arguments) if self._sensor is None else self._sensor.call("reset", env.reset, **arguments)
 
+    @override
     def _step(self, env: Any, action: Any) -> Any:
         self._stepped = True
         return env.step(action) if self._sensor is None else self._sensor.call("step", env.step, action)
 
-    @staticmethod
-    def _render(env: Any) -> Any:
-        return env.render()
-
-    @staticmethod
-    def _get(env: Any, name: str) -> Any:
+    @override
+    def _get(self, env: Any, name: str) -> Any:
         return attribute_of(env, name)
 
-    @staticmethod
-    def _call(env: Any, function: bytes) -> Any:
+    def _call(self, env: Any, function: bytes) -> Any:
         return cloudpickle.loads(function)(env)
 
     def _reply(self, reply: SlotReply) -> None:
         """Send a reply; drop entries of ``info`` that cannot be pickled and unpickled."""
+        end_fork()
         try:
             data = fast_dumps(reply)
             if not _is_plain(_info_of(reply)):
@@ -222,7 +196,7 @@ def main() -> None:
     """Answer requests of the runner that started this process. Arguments: file descriptor of the pipe, runner's pid."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the runner's process, which ends this one.
     expect_no_ctrl_c()
-    end_with(int(sys.argv[2]))
+    foreign_worker.end_with(int(sys.argv[2]))
     connection = Connection(int(sys.argv[1]))
     # A process that the environment starts must not keep the pipe open: the runner waits until it is closed.
     os.set_inheritable(connection.fileno(), False)
