@@ -114,10 +114,11 @@ def _token(path: Path | None) -> str | None:
     try:
         mode, text = stat.S_IMODE(path.stat().st_mode), path.read_text().strip()
     except (OSError, ValueError) as error:
-        problem = f"--token-file {path} cannot be read: {summary_of(error)}"
+        problem = f"{path}, the file of --token-file, cannot be read: {summary_of(error)}"
         raise UsageError(problem, key="--token-file", value=str(path)) from error
     if mode & 0o077 or not text:
-        problem = f"--token-file {path} is empty" if not text else f"other users can read --token-file {path}"
+        # A path directly after --token-file would be masked as a secret.
+        problem = f"{path}, the file of --token-file, {'can be read by other users' if text else 'is empty'}"
         raise ConfigError(problem, key="--token-file", value=str(path), fix=f"Write the token, and chmod 600 {path}.")
     return text
 

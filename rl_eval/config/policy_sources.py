@@ -72,7 +72,7 @@ class PolicyScheme:
         if "@" not in self.form:
             return "", rest
         reference, at, path = rest.partition("@")
-        return (reference, path) if at or ":" in rest else ("", rest)
+        return (reference, path) if at or ":" in rest or "://" in self.form else ("", rest)
 
 
 @functools.cache

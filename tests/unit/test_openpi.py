@@ -19,7 +19,7 @@ from rl_eval.execution.group import GroupCallbacks
 from rl_eval.integrations.openpi import load_policy
 from rl_eval.integrations.openpi.mapping import Requests
 from tests.openpi_world import Openpi
-from tests.refused import refused
+from tests.refused import refused, untold
 from tests.unit.pages_world import DOCS, blocks
 
 pytestmark = pytest.mark.process
@@ -179,10 +179,17 @@ def test_a_server_that_was_never_there(start: Any) -> None:
 
 
 def test_a_wrong_key_is_rejected(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the variable, and says whether a key was sent."""
     server = start("det", SERVER_TOKEN="right-" + "k3y5" * 4)
-    monkeypatch.setenv("OPENPI_API_KEY", "wrong-" + "k3y5" * 4)
-    with refused(ConfigError, "policy.policy_kwargs.key_variable"):
-        evaluate(server.config())
+    told = set()
+    for key in ("", "wrong-" + "k3y5" * 4):
+        monkeypatch.setenv("OPENPI_API_KEY", key)
+        with refused(ConfigError, "policy.policy_kwargs.key_variable", value="OPENPI_API_KEY") as seen:
+            evaluate(server.config())
+        assert not untold(seen.value.problem, "OPENPI_API_KEY", f"127.0.0.1:{server.port}")
+        assert not untold(seen.value.fix, "OPENPI_API_KEY")
+        told.add(seen.value.problem)
+    assert len(told) == 2
     monkeypatch.setenv("OPENPI_API_KEY", "right-" + "k3y5" * 4)
     assert evaluate(server.config()).status == "complete"
 
@@ -264,6 +271,16 @@ def test_a_wrong_mapping_is_rejected(tmp_path: Path, text: str) -> None:
 def test_a_wrong_address_is_rejected(address: str) -> None:
     with refused(ConfigError, "policy.policy_kwargs.addresses", value=address):
         load_policy(address)
+
+
+@pytest.mark.parametrize("address", ["openpi://127.0.0.1", "openpi:127.0.0.1", "openpi://127.0.0.1@mapping.yaml"])
+def test_an_address_without_a_port_is_rejected_before_anything_runs(tmp_path: Path, address: str) -> None:
+    """It is no file."""
+    (tmp_path / "mapping.yaml").write_text("action: actions")
+    address = address.replace("mapping", str(tmp_path / "mapping"))
+    with refused(ConfigError, "policy.policy_kwargs.addresses", value="127.0.0.1") as seen:
+        EvalConfig().environment("Pendulum-v1").policy(address).build()
+    assert "port" in seen.value.problem
 
 
 def test_an_answer_without_the_action_names_both_sides(start: Any) -> None:

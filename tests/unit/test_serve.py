@@ -18,7 +18,8 @@ from rl_eval import EvalConfig, evaluate
 from rl_eval.cli.exits import ExitCode
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError
-from rl_eval.integrations.openpi.connection import LostError
+from rl_eval.errors.redaction import MASK
+from rl_eval.integrations.openpi.connection import LostError, RejectedError
 from rl_eval.integrations.openpi.served import ServedPolicy
 from rl_eval.integrations.openpi.wire import pack, unpack
 from rl_eval.policies.inference.inference import RowInference
@@ -216,7 +217,7 @@ def test_bad_clients_lose_only_their_connections(flat: Served) -> None:
 def test_a_wrong_token_is_rejected_and_the_token_is_not_shown() -> None:
     server = Served("flat", token=TOKEN)
     for token in ("", "wrong", TOKEN[:-1]):
-        with refused(ConfigError, "policy.policy_kwargs.key_variable"):
+        with pytest.raises(RejectedError):
             Client(server.port, token)
     assert Client(server.port, TOKEN).ask(SEEN, 1).shape == (1,)
     assert TOKEN not in str(server.announced)
@@ -237,10 +238,13 @@ def test_mistakes_in_options(tmp_path: Path, flat: Served) -> None:
     policy = ["serve", "tests.served:flat", "--env", "Pendulum-v1"]
     assert call(*policy, "--host", "127.0.0.1", "--port", str(flat.port)).exit_code == ExitCode.USAGE
     assert call(*policy, "--host", "0.0.0.0").exit_code == ExitCode.USAGE
-    assert call(*policy, "--token-file", str(tmp_path / "missing")).exit_code == ExitCode.USAGE
-    (tmp_path / "token").write_text("x" * 20)
-    (tmp_path / "token").chmod(0o644)
-    assert call(*policy, "--token-file", str(tmp_path / "token")).exit_code == ExitCode.USAGE
+    (tmp_path / "shared").write_text("x" * 20)
+    (tmp_path / "shared").chmod(0o644)
+    for name in ("missing", "shared"):
+        rejected = call(*policy, "--token-file", tmp_path / name)
+        assert rejected.exit_code == ExitCode.USAGE
+        assert str(tmp_path / name) in rejected.stderr
+        assert MASK not in rejected.stderr
     with refused(ConfigError, "policy.inference"):
         config = EvalConfig().environment("Pendulum-v1").policy(Flat(), inference="batched")
         ServedPolicy(config.build(), 16)

@@ -56,14 +56,18 @@ def load_policy(
     Raises:
         ConfigError: An address is not of this form.
     """
+    limits = connect_timeout_s, answer_timeout_s, patience_s
+    return Server(_split(addresses), mapping, prompt, key_variable, *map(float, limits))
+
+
+def _split(addresses: str) -> tuple[str, ...]:
     places = tuple(one.strip() for one in addresses.split(","))
     for one in places:
-        host, _, port = one.rpartition(":")
+        host, colon, port = one.rpartition(":")
         if not host or not port.isdecimal() or "/" in one or "@" in one:
-            key = "policy.policy_kwargs.addresses"
-            raise ConfigError(f"{one!r} is not the address of a server", key=key, value=one, fix="Write HOST:PORT.")
-    limits = connect_timeout_s, answer_timeout_s, patience_s
-    return Server(places, mapping, prompt, key_variable, *map(float, limits))
+            problem = f"{one!r} is not the address of a server" if colon else f"the address {one!r} has no port"
+            raise ConfigError(problem, key="policy.policy_kwargs.addresses", value=one, fix="Write HOST:PORT.")
+    return places
 
 
 def as_policy(
@@ -80,11 +84,11 @@ def as_policy(
 
 
 def _source(reference: str, path: Path | None, given: Collection[str]) -> PolicySource:
-    # Without a mapping, the address is a reference only if it has a colon.
     addresses = reference.removeprefix("//")
     if not addresses:
         problem = "the policy openpi: lacks the address of a server"
         raise ConfigError(problem, key="policy.policy", value="openpi:", fix=f"Write it as {_FORM}.")
+    _split(addresses)
     kwargs = {"addresses": addresses} | ({"mapping": absolute(path)} if path else {})
     return PolicySource(f"{__name__}:load_policy", f"the policy at {addresses}", kwargs)
 

@@ -18,7 +18,7 @@ import tree
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError, PolicyError, PolicyUnavailable
 from rl_eval.errors.redaction import learn
-from rl_eval.integrations.openpi.connection import Connection, LostError
+from rl_eval.integrations.openpi.connection import Connection, LostError, RejectedError
 from rl_eval.integrations.openpi.greeting import EXTENSION, greeting
 from rl_eval.integrations.openpi.mapping import Requests
 from rl_eval.integrations.openpi.wire import pack, unpack
@@ -335,13 +335,24 @@ class ServedPolicy:
         return None
 
     def _greeted(self) -> Connection:
-        """Return a new connection to a server that serves what the settings say."""
+        """Return a new connection to a server that serves what the settings say.
+
+        Raises:
+            ConfigError: The server rejects the key, or serves something else.
+        """
         options, headers = self._server, {}
         if token := os.environ.get(options.key_variable):
             learn({"api_key": token})
             headers["Authorization"] = f"Api-Key {token}"
         address = options.addresses[self._place]
-        link = Connection(address, headers, options.connect_timeout_s, options.answer_timeout_s)
+        try:
+            link = Connection(address, headers, options.connect_timeout_s, options.answer_timeout_s)
+        except RejectedError as error:
+            name = options.key_variable
+            sent = f"rejects the key in {name}" if token else f"needs a key, and {name} is not set in the runner"
+            fix = f"Set {name} to the key of the server before the runners start. rl-eval serve prints the command."
+            problem = f"{self.server} {sent} ({error})"
+            raise ConfigError(problem, key="policy.policy_kwargs.key_variable", value=name, fix=fix) from error
         self.connections += 1
         try:
             self._check(link.metadata)

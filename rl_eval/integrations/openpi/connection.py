@@ -17,7 +17,6 @@ from websockets.exceptions import InvalidStatus
 from websockets.frames import Frame, Opcode
 from websockets.uri import parse_uri
 
-from rl_eval.errors import ConfigError
 from rl_eval.integrations.openpi.wire import unpack
 
 _MOST_BYTES: Final = 2**26
@@ -27,6 +26,10 @@ _READ_BYTES: Final = 2**18
 
 class LostError(Exception):
     """The connection cannot be used any longer."""
+
+
+class RejectedError(Exception):
+    """The server rejects the key of the client."""
 
 
 @final
@@ -41,7 +44,7 @@ class Connection:
 
     Raises:
         LostError: The server does not answer, or not in this protocol.
-        ConfigError: The server rejects the client.
+        RejectedError: The server rejects the key of the client.
     """
 
     def __init__(self, address: str, headers: dict[str, str], connect_timeout_s: float, send_timeout_s: float) -> None:
@@ -94,6 +97,7 @@ class Connection:
 
         Raises:
             LostError: The server closed the connection, or sent something else. Messages before that are kept.
+            RejectedError: The server rejects the key of the client.
         """
         try:
             data = self._socket.recv(_READ_BYTES)
@@ -108,9 +112,7 @@ class Connection:
                 self._add(event)
         refused = self._protocol.handshake_exc
         if isinstance(refused, InvalidStatus) and refused.response.status_code in (401, 403):
-            problem = f"the server rejects the client with status {refused.response.status_code}"
-            fix = "Set the environment variable that policy_kwargs.key_variable names to the server's API key."
-            raise ConfigError(problem, key="policy.policy_kwargs.key_variable", fix=fix)
+            raise RejectedError(f"status {refused.response.status_code}")
         if refused is not None or self._protocol.close_expected() or not data:
             raise LostError(str(refused or self._protocol.parser_exc or "the server closed the connection"))
         self._flush()
