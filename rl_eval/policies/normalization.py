@@ -15,14 +15,14 @@ import numpy.typing as npt
 import tree
 
 from rl_eval.errors import WeightsError
-from rl_eval.protocols import ActionLogProb, NoiseSource, Policy, Probeable, Recurrent
+from rl_eval.protocols import ActionLogProb, Deferred, NoiseSource, Policy, Probeable, Recurrent
 from rl_eval.weights import module_of
 
 Array = npt.NDArray[Any]
 
 ARRAYS: Final = ("mean", "var", "factor", "count")
 """Fields of :class:`Statistics` that are arrays."""
-_FORWARDED: Final = ("connections", "outputs")
+_FORWARDED: Final = ("connections", "ended", "numerics", "outputs", "reconnect", "server", "speed_notes")
 """Attributes of a policy that do not depend on its observations."""
 
 
@@ -141,6 +141,9 @@ class NormalizedPolicy:
             self.explained = lambda error, observations: explained(error, self._normalized(observations))
         if isinstance(policy, ActionLogProb):
             self.log_prob = lambda observations, actions: policy.log_prob(self._normalized(observations), actions)
+        if isinstance(policy, Deferred):
+            self.send = lambda observations, *others: policy.send(self._normalized(observations), *others)
+            self.received, self.fileno = policy.received, policy.fileno
 
     def __getattr__(self, name: str) -> Any:
         if name in _FORWARDED:

@@ -65,7 +65,7 @@ class Timing:
     num_runners: Annotated[int, Field(ge=0, lt=2**31)]
     """Number of runner processes; 0 if the caller's process ran the episodes."""
     answer_seconds: float = 0.0
-    """Seconds for which rows waited for late answers, if each environment has a process of its own."""
+    """Seconds for which rows waited for late answers; 0 with ``policy.chunk``."""
 
     @classmethod
     def of_totals(cls, totals: Mapping[str, float], num_runners: int) -> Timing:
@@ -87,7 +87,9 @@ class Timing:
             share = self.inference_seconds / slots_s
             return f"simulators wait {share:.0%} of their time for the server, which answers {rate:,.0f} rows/s"
         more = math.ceil(slots_s / self.wall_seconds * (1 / busy - 1))
-        return f"simulators ask {rate:,.0f} rows/s, the server answers {rate / busy:,.0f}: add {counted(more, 'slot')}"
+        # The slots of a runner in one process take turns, so more of them would not ask more.
+        what = "slot" if slots_s > self.wall_seconds * max(1, self.num_runners) else "runner"
+        return f"simulators ask {rate:,.0f} rows/s, the server answers {rate / busy:,.0f}: add {counted(more, what)}"
 
     @property
     def shares(self) -> dict[str, float]:

@@ -352,6 +352,8 @@ class EvalRunner(RunnerCore):
         self._spent = 0
         for lane in self.slots:
             lane.unreported = False
+        if self._requests is not None and self.settings.policy.chunk is None:  # With chunks, episodes go on.
+            self._pending.answer_seconds += self._requests.seconds()
         return super().report()
 
     @override

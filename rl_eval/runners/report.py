@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -39,8 +38,6 @@ class PendingReport:
         """Text of a note in every report, and so in every evaluation of the runner; empty for no note."""
         self.generators: dict[str, None] = {}
         """Changes of global random generators by an environment so far, as keys, without duplicates."""
-        self._waiting_since: float | None = None
-        """Time since which rows wait for late answers; None if no row waits."""
         self._begin()
 
     def _begin(self) -> None:
@@ -60,16 +57,6 @@ class PendingReport:
     def note(self, text: str) -> None:
         """Add a note. If notes differ only in the place (the episode and step), keep the first one."""
         self._notes.setdefault(without_place(text), text)
-
-    def wait(self, waits: bool) -> None:
-        """Count the time for which rows have waited for late answers.
-
-        Args:
-            waits: Whether rows wait from now on.
-        """
-        now = perf_counter()
-        self.answer_seconds += 0.0 if self._waiting_since is None else now - self._waiting_since
-        self._waiting_since = now if waits else None
 
     def count(self, steps: int, seconds: float) -> None:
         """Count the steps of an attempt that has ended, and the seconds that these steps took."""
@@ -105,7 +92,6 @@ class PendingReport:
             inference: Inference of the runner, with its numerics key and its notes.
             artifacts: Artifacts in addition to :attr:`artifacts`.
         """
-        self.wait(self._waiting_since is not None)
         under_way = int(live["step"].sum()), live_seconds
         infos = np.array(self.infos, np.float64).reshape(len(self.rows), len(self.info_keys))
         if self._metrics:

@@ -14,6 +14,7 @@ from typing_extensions import override
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import ConfigError, EpisodeTimeout
 from rl_eval.policies.inference.inference import RowInference
+from rl_eval.policies.inference.pass_times import PassTimes
 from rl_eval.records.episode import EpisodeSpec, Lease, Phase, RunReport
 from rl_eval.runners.base import LEAST_WAIT_S, LOOK_S, EvalRunner
 from rl_eval.runners.facts import RunnerFacts
@@ -23,8 +24,6 @@ from rl_eval.runners.slot_process import CallLimit, SlotEnv, SlotProcess, slot_e
 from rl_eval.runners.slot_worker import BEGIN, CONSTRUCT
 from rl_eval.runners.values import read_reset
 
-_SLOW_S: Final = 0.002
-"""Seconds from which a pass of the policy is slow, so that it is worth waiting for more rows."""
 _GRACE_S: Final = 5.0
 """Seconds to wait for the reply to an abandoned request, before the process is killed."""
 _STOP_S: Final = 2.0
@@ -55,10 +54,9 @@ class SubprocessEvalRunner(EvalRunner):
         self._num_envs = 0
         self._versions: dict[str, str] = {}
         """Versions of the packages in another interpreter, from the first environment."""
-        self._asking: set[int] = set()
-        """Slots that wait for an action."""
-        self._pass_seconds = 0.0
-        """Duration of the policy's last pass."""
+        self._asking: dict[int, None] = {}
+        """Slots that wait for an action, in the order of their replies."""
+        self._times = PassTimes(len(self._slots), patient=settings.policy.inference != "batched")
         self._ready_since = 0.0
         """Time since which slots wait for the next pass."""
         self._actions: dict[int, Any] = {}
@@ -144,29 +142,29 @@ class SubprocessEvalRunner(EvalRunner):
         A pass begins with a full block, after half of the last pass's time, or if no environment is busy. The actions
         do not depend on it, since rows do not depend on each other. With ``policy.inference`` ``batched``, they may.
         """
-        if self._pass_seconds < _SLOW_S or self.settings.policy.inference == "batched":
+        if not self._times.slow or len(self._asking) >= self._full or not any(slot.busy for slot in self._slots):
             return 0.0
-        if len(self._asking) >= self._block or not any(slot.busy for slot in self._slots):
-            return 0.0
-        return self._ready_since + self._pass_seconds / 2 - perf_counter()
+        return self._ready_since + self._times.last_s / 2 - perf_counter()
 
     @property
-    def _block(self) -> int:
+    def _full(self) -> int:
         """Number of slots with which a pass is full."""
-        return self._inference.rows_per_pass or len(self.slots)
+        return self._times.full(self._inference.rows_per_pass)
 
     def _acted(self) -> list[tuple[Lane, Any]]:
-        """Run a pass for slots that wait; return pairs of slot and action. A slow pass takes one block."""
-        slow = self._pass_seconds >= _SLOW_S and self.settings.policy.inference != "batched"
-        waiting = sorted(self._asking)[: self._block if slow else None]
-        self._asking.difference_update(waiting)
+        """Run a pass for slots that wait, at most a full one; return pairs of slot and action."""
+        self._inference.in_blocks = self._times.slow
+        waiting = sorted(list(self._asking)[: self._full])
+        for index in waiting:
+            del self._asking[index]
         started = perf_counter()
         self._inference.ask(waiting)
         actions = list(self._answered())
         self._ready_since = perf_counter()
-        self._pass_seconds = self._ready_since - started
-        self._pending.inference_seconds += self._pass_seconds
-        self._inference_clock += self._pass_seconds / sum(lane.lease is not None for lane in self.slots)
+        seconds = self._ready_since - started
+        self._times.note(len(waiting), seconds)
+        self._pending.inference_seconds += seconds
+        self._inference_clock += seconds / sum(lane.lease is not None for lane in self.slots)
         return actions
 
     def _exchanged(self) -> Iterator[tuple[Lane, Any]]:
@@ -185,8 +183,6 @@ class SubprocessEvalRunner(EvalRunner):
             self._pending.inference_seconds += waited
             lane.inference_started -= waited
             yield lane, action
-        # Requests of chunks are not counted, since their episodes go on.
-        self._pending.wait(self._awaited > 0 and self.settings.policy.chunk is None)
 
     def _send_action(self, lane: Lane, action: Any) -> None:
         # Other slots act before the reply comes, so keep a copy of the values for observers.
@@ -233,7 +229,7 @@ class SubprocessEvalRunner(EvalRunner):
         if alive:
             if not self._asking:
                 self._ready_since = perf_counter()
-            self._asking.add(lane.index)
+            self._asking[lane.index] = None
 
     def _check_versions(self, versions: dict[str, str]) -> None:
         """Raise if the interpreter of a slot has other versions than that of the first environment."""
@@ -302,7 +298,7 @@ class SubprocessEvalRunner(EvalRunner):
     def _discard(self, lane: Lane) -> None:
         """Drop the pending requests of an attempt."""
         self._coming.pop(lane.index, None)
-        self._asking.discard(lane.index)
+        self._asking.pop(lane.index, None)
         self._actions.pop(lane.index, None)
 
     @override

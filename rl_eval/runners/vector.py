@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing.connection import wait
 from time import perf_counter
 from typing import Any, ClassVar, final
@@ -10,6 +10,7 @@ from typing import Any, ClassVar, final
 from typing_extensions import override
 
 from rl_eval.config.settings import EvalSettings
+from rl_eval.policies.inference.pass_times import SLOW_S
 from rl_eval.records.episode import Lease, RunReport
 from rl_eval.runners.base import LEAST_WAIT_S, LOOK_S, EvalRunner
 from rl_eval.runners.facts import RunnerFacts
@@ -23,7 +24,7 @@ class VectorEvalRunner(EvalRunner):
     A sweep is one forward pass and one step of every live lane. If a sweep exceeds the budget of a call, the next call
     continues it with the next lane. So a slow simulator delays a report by one step at most.
 
-    If the policy answers later, one half of the lanes waits for answers while the other half steps.
+    If the policy answers later, some lanes wait for answers while others step.
     """
 
     facts: ClassVar[RunnerFacts] = RunnerFacts(sweeps=True)
@@ -71,14 +72,8 @@ class VectorEvalRunner(EvalRunner):
         if (requests := self._requests) is None:
             return self.choose_actions()
         self._expire()
-        self._reject_nan()
         started, live = perf_counter(), max(1, sum(lane.lease is not None for lane in self.slots))
-        self._recorder.enter(ACT)
-        ready = [lane.index for lane in self.slots if lane.lease is not None and not requests.waiting[lane.index]]
-        half = 0 if requests.awaited else len(ready) // 2
-        for part in (ready[:half], ready[half:]):
-            if part:
-                self._inference.ask(part)
+        self._ask([lane for lane in self.slots if not requests.waiting[lane.index]])
         taken = list(self._answered())
         if not taken and requests.awaited:
             wait([requests.policy.fileno()], min(max(deadline - perf_counter(), LEAST_WAIT_S), LOOK_S))
@@ -86,7 +81,28 @@ class VectorEvalRunner(EvalRunner):
         seconds = perf_counter() - started
         self._pending.inference_seconds += seconds
         self._inference_clock += seconds / live
-        return iter(taken) if taken else ()
+        return self._overlapped(taken) if taken else ()
+
+    def _ask(self, lanes: Sequence[Lane]) -> None:
+        """Send the rows of those lanes whose episodes go on."""
+        self._recorder.enter(ACT)
+        self._reject_nan()
+        if rows := [lane.index for lane in lanes if lane.lease is not None]:
+            self._inference.ask(rows)
+
+    def _overlapped(self, taken: Sequence[tuple[Lane, Any]]) -> Iterator[tuple[Lane, Any]]:
+        """Yield pairs of slot and action. Meanwhile, send the rows of the slots that have stepped.
+
+        The rows of fast steps are sent together, because a request costs time, too.
+        """
+        stepped: list[Lane] = []
+        sent = perf_counter()
+        for lane, action in taken:
+            yield lane, action
+            stepped.append(lane)
+            if perf_counter() - sent >= SLOW_S:
+                self._ask(stepped)
+                stepped, sent = [], perf_counter()
 
     def _step(self, deadline: float) -> None:
         """Step the lanes of the sweep, until the deadline."""

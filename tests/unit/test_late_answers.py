@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any, ClassVar
 
@@ -16,7 +17,9 @@ from rl_eval.errors import PolicyError
 from rl_eval.policies import adapt_policy
 from rl_eval.policies.inference.inference import RowInference
 from rl_eval.policies.inference.late import Requests
+from rl_eval.policies.normalization import NormalizedPolicy, by_path
 from rl_eval.protocols import Answer
+from rl_eval.runners import vector
 
 BOX = gym.spaces.Box(-9, 9, (3,), np.float32)
 ACTIONS = gym.spaces.Box(-2, 2, (1,), np.float32)
@@ -60,6 +63,8 @@ def test_records_with_chunks_do_not_depend_on_the_time_of_answers(chunk: tuple[i
 
 class Held(Now):
     """Policy whose answers a test releases."""
+
+    server = ""
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
@@ -352,24 +357,54 @@ def test_a_chunk_is_awaited_at_its_delay() -> None:
 class Oldest(Held):
     """Policy that answers the oldest request when it is asked for answers."""
 
-    waiting: ClassVar[list[int]] = []
-    """Numbers of requests without an answer, at each call."""
-    sizes: ClassVar[set[int]] = set()
+    sizes: ClassVar[list[int]] = []
+    """Numbers of rows of the requests, in the order of the answers."""
 
     def received(self) -> list[Answer]:
-        Oldest.waiting.append(len(self.sent) - len(self.gone))
         if len(self.gone) < len(self.sent):
             self.gone.append(0.0)
             self.release(len(self.gone))
-            Oldest.sizes.add(len(self.sent[len(self.gone) - 1][0]))
+            Oldest.sizes.append(len(self.sent[len(self.gone) - 1][0]))
         return super().received()
 
     def ended(self, state: Any) -> None:
         return None
 
 
-def test_one_half_of_the_slots_waits_while_the_other_half_steps() -> None:
-    made = config("now", "vector", 4, deterministic=False)
+@pytest.mark.parametrize(("slow_s", "later"), [(0.0, {1}), (math.inf, {4})])
+def test_rows_of_slow_steps_are_sent_while_other_slots_step(
+    slow_s: float, later: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vector, "SLOW_S", slow_s)
+    Oldest.sizes.clear()
+    made = config("now", "vector", 4, deterministic=False).evaluation(determinism_check=0)
     assert evaluate(made, Oldest()).fingerprint == evaluate(made).fingerprint
-    assert max(Oldest.waiting) == 2
-    assert max(Oldest.sizes) == 2
+    assert Oldest.sizes[0] == 4
+    assert set(Oldest.sizes[1:]) == later
+
+
+def test_the_time_of_late_answers_is_reported() -> None:
+    made = config("late", "vector", 4, deterministic=True)
+    assert evaluate(made).timing.waiting
+    assert not evaluate(config("now", "vector", 4, deterministic=True)).timing.waiting
+
+
+def test_a_normalized_policy_answers_later() -> None:
+    section = PolicySection(deterministic=False)
+    statistics = by_path(mean=np.full(3, 0.5), var=np.full(3, 4.0))
+    policy = Held()
+    found = NormalizedPolicy(policy, lambda: statistics)
+    inference = RowInference(found, BOX, ACTIONS, 1, section)
+    assert inference.defer() is not None
+    inference.begin(0, seed=3)
+    inference.observations.write(0, np.float32([1, 2, 3]))
+    inference.ask([0])
+    policy.release(1)
+    lanes, actions, _ = inference.answered()
+    local = RowInference(NormalizedPolicy(Now(), lambda: statistics), BOX, ACTIONS, 1, section)
+    local.begin(0, seed=3)
+    local.observations.write(0, np.float32([1, 2, 3]))
+    assert (list(lanes), actions[0].tolist()) == ([0], local.act()[0][0].tolist())
+    assert found.server == policy.server
+    inference.end(0)
+    assert len(policy.gone) == 1

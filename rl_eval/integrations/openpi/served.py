@@ -59,7 +59,7 @@ class ServedPolicy:
         if isinstance(inference, RowInference):
             self._inference.observations.share_texts(inference.observations)
         self._inference.probe()
-        self._inference.in_blocks = self._inference.rows_per_pass != 1
+        self._inference.in_blocks = True
         self._reader, self._chunked = ActionReader(acts, section.actions), horizon is not None
         self._keys = [
             (path, key_of(path)) for path, _ in tree.flatten_with_path(self._inference.observations.structure)

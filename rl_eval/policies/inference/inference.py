@@ -74,7 +74,7 @@ class RowInference:
     """
 
     in_blocks = False
-    """Whether to compute live rows in blocks even if one pass may have all rows, because most lanes do not ask."""
+    """Whether to compute at most a block of live rows in a block, even if one pass may have all rows."""
 
     def __init__(
         self,
@@ -320,7 +320,7 @@ class RowInference:
 
     def _parts(self) -> list[Any]:
         """Return the rows of each forward pass."""
-        if len(self._sizes) == 1 and not self.in_blocks:
+        if len(self._sizes) == 1 and not (self.in_blocks and self._chunk > 1):
             chunks = [slice(start, start + self._chunk) for start in range(0, self._rows, self._chunk)]
             return [chunk for chunk in chunks if self.live[chunk].any()]
         count = np.count_nonzero(self.live)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from time import perf_counter
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -70,14 +71,28 @@ class Requests:
         """Requests, and masks of their rows without an answer, by number."""
         self._answers: list[Answer] = []
         """Answers to look at, and errors of requests that the policy failed to send."""
+        self._seconds, self._counted = 0.0, perf_counter()
+        """Seconds for which a lane has waited, and the time up to which they are counted."""
 
     @property
     def awaited(self) -> int:
         """Number of lanes that wait for an answer."""
         return int(np.count_nonzero(self.waiting))
 
+    def _count(self) -> None:
+        now = perf_counter()
+        self._seconds += now - self._counted if self.awaited else 0.0
+        self._counted = now
+
+    def seconds(self) -> float:
+        """Return the seconds for which a lane has waited since the last call."""
+        self._count()
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
     def ask(self, lanes: Lanes, observations: Any, state: Any, noise: EpisodeNoise | None) -> None:
         """Send the rows of some lanes in one request."""
+        self._count()
         self._numbers[lanes] += 1
         self.waiting[lanes] = True
         self._send(Request(lanes, self._numbers[lanes], observations, state, noise))
@@ -99,6 +114,7 @@ class Requests:
 
     def received(self) -> Iterator[Received]:
         """Yield the answers since the last call. An answer to rows that have been answered holds for no lane."""
+        self._count()
         self._answers += self.policy.received()
         while self._answers:
             answer = self._answers.pop(0)
