@@ -1,7 +1,10 @@
 """A policy on a server and many simulators: rows per second, as a share of what the server and the simulators can do.
 
 The server computes a block of up to 16 rows in 20 ms, and waits for a full block for at most 10 ms. A simulator takes
-5 ms for a step. All times are multiplied, because other programs of the machine disturb short times.
+5 ms for a step. With chunks, each answer comes 60 ms after its request, for any number of requests, and simulators of
+20 ms ask 3 steps before they need a chunk. (A server that computes one chunk after the other would delay requests of 8
+simulators by up to 8 x 60 ms, for any client.) All times are multiplied, because other programs of the machine disturb
+short times.
 """
 
 from __future__ import annotations
@@ -16,12 +19,13 @@ from typing import Any, ClassVar, Final
 
 import gymnasium as gym
 import numpy as np
+import ray
 from gymnasium import spaces
 
 from benchmarks.runner import Row
 from rl_eval import EvalConfig, EvalResult, evaluate
+from rl_eval.policies.inference import pass_times
 from rl_eval.protocols import Answer
-from rl_eval.runners import subprocess_slots
 
 __all__ = ["measure"]
 
@@ -62,11 +66,18 @@ def _actions(rows: Any) -> Any:
 
 
 class _Server:
-    """Server of one policy: a thread per connection, and one for the blocks."""
+    """Server of one policy: a thread per connection, and one for the blocks.
 
-    def __init__(self, block_s: float, wait_s: float) -> None:
+    Args:
+        block_s: Time of a block.
+        wait_s: Longest wait for a full block; None if rows do not queue: each has its answer after the time of a block.
+    """
+
+    def __init__(self, block_s: float, wait_s: float | None) -> None:
         self._block_s, self._wait_s = block_s, wait_s
         self._queue: list[tuple[Connection, int, int, Any]] = []
+        self._came: list[float] = []
+        """Times at which the rows of the queue came."""
         self._ready = threading.Condition()
         self.log: list[tuple[float, int]] = []
 
@@ -79,6 +90,7 @@ class _Server:
                     continue
                 with self._ready:
                     self._queue += [(connection, number, place, row) for place, row in enumerate(rows)]
+                    self._came += [time.monotonic()] * len(rows)
                     self._ready.notify()
         except (EOFError, OSError):
             return
@@ -87,10 +99,14 @@ class _Server:
         while True:
             with self._ready:
                 self._ready.wait_for(lambda: self._queue)
-                self._ready.wait_for(lambda: len(self._queue) >= _BLOCK, self._wait_s)
-                block, self._queue = self._queue[:_BLOCK], self._queue[_BLOCK:]
+                if self._wait_s is None:
+                    rows, began = 1, self._came[0]
+                else:
+                    self._ready.wait_for(lambda: len(self._queue) >= _BLOCK, self._wait_s)
+                    rows, began = _BLOCK, time.monotonic()
+                block, self._queue, self._came = self._queue[:rows], self._queue[rows:], self._came[rows:]
             real = sum(row[-1] == _REAL for *_, row in block)
-            time.sleep(self._block_s if real else 0)
+            time.sleep(max(0.0, began + self._block_s - time.monotonic()) if real else 0)
             self.log.append((time.monotonic(), int(real)))
             answers: dict[int, Any] = {}
             for (connection, number, place, _), action in zip(block, _actions([one[3] for one in block]), strict=True):
@@ -100,7 +116,7 @@ class _Server:
                     connection.send(given)
 
 
-def _serve(pipe: Any, block_s: float, wait_s: float) -> None:
+def _serve(pipe: Any, block_s: float, wait_s: float | None) -> None:
     server, listener = _Server(block_s, wait_s), Listener(("127.0.0.1", 0), backlog=64, authkey=_KEY)
     threading.Thread(target=server.work, daemon=True).start()
     pipe.send(listener.address)
@@ -163,6 +179,9 @@ class Overlaps(Waits):
         return int(self.connection.fileno())
 
 
+_CLIENTS: Final = {Waits: "waits for each answer", Overlaps: "answers come later"}
+
+
 class Slow:
     """Policy in the process: the time of a block for each 16 live rows."""
 
@@ -182,7 +201,7 @@ class Slow:
 
 
 @contextmanager
-def _server(block_s: float, wait_s: float) -> Iterator[tuple[str, int]]:
+def _server(block_s: float, wait_s: float | None) -> Iterator[tuple[str, int]]:
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_serve, args=[theirs, block_s, wait_s], daemon=True)
     process.start()
@@ -257,8 +276,9 @@ def measure(slower: float, episodes: int, progress: Callable[[str], None]) -> li
         )
         progress(f"{label}: {rate:.0f} of {limit:.0f} rows/s ({rate / limit:.0%}), {result.fingerprint}")
 
+    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     for runner in ("subprocess", "vector"):
-        for client in (Waits, Overlaps):
+        for client, how in _CLIENTS.items():
             with _server(block_s, block_s / 2) as address:
                 _bare(address, 32, 20 * block_s)
                 bare = _steady(_log_of(address))
@@ -266,27 +286,28 @@ def measure(slower: float, episodes: int, progress: Callable[[str], None]) -> li
                 result = evaluate(_config(runner, 4, 8, step_s, episodes), client(address))
                 rate = _steady(_log_of(address))
             simulators = 4 * (8 if runner == "subprocess" else 1) / step_s
-            add(f"{runner}, 4 x 8, {client.__name__}", min(bare, simulators), rate, result)
-    usual = subprocess_slots._SLOW_S
+            add(f"{runner}, 4 x 8, {how}", min(bare, simulators), rate, result)
+    ray.shutdown()
+    usual = pass_times.SLOW_S
     for label, slow_s in (("acts at once", float("inf")), ("waits for full blocks", usual)):
-        subprocess_slots._SLOW_S = slow_s
+        pass_times.SLOW_S = slow_s
         policy = Slow(block_s)
         result = evaluate(_config("subprocess", 0, 32, step_s, episodes), policy)
         add(f"subprocess, 0 x 32, policy in the process, {label}", _BLOCK / block_s, _steady(policy.log), result)
-    return rows + _chunks(slower, episodes // 4, progress)
+    return rows + _chunks(slower, max(1, episodes // 24), progress)
 
 
 def _chunks(slower: float, episodes: int, progress: Callable[[str], None]) -> list[Row]:
-    """Measure how long simulators of 20 ms wait for a server of 60 ms, with chunks of 6 actions and a delay of 3."""
+    """Measure how long simulators of 20 ms wait for answers of 60 ms, with chunks of 6 actions and a delay of 3."""
     rows = []
-    for client in (Waits, Overlaps):
-        with _server(slower * 0.060, 0.0) as address:
-            made = _config("subprocess", 0, 8, slower * 0.020, episodes)
+    for client, slots in ((Waits, 1), (Overlaps, 1), (Overlaps, 8)):
+        with _server(slower * 0.060, None) as address:
+            made = _config("subprocess", 0, slots, slower * 0.020, slots * episodes)
             result = evaluate(made.policy(chunk={"execute": 6, "delay": 3}), client(address, horizon=9))
         first = slower * 0.060 * len(result.episodes)
-        waited = result.timing.inference_seconds * (8 if client is Waits else 1)
+        waited = result.timing.inference_seconds
         share = max(0.0, waited - first) / (result.timing.step_seconds + waited)
-        label = f"chunks with a delay, 0 x 8, {client.__name__}"
+        label = f"subprocess, 0 x {slots}, chunks with a delay, {_CLIENTS[client]}"
         rows.append({"label": label, "status": "ok", "waiting": share, "fingerprint": result.fingerprint})
         progress(f"{label}: slots wait for {share:.1%} of their time, first chunks aside; {result.fingerprint}")
     return rows

@@ -358,6 +358,18 @@ def slots(rows: Sequence[Row]) -> list[Table]:
     return [table, costs] if costs.row_count else [table]
 
 
+def servers(rows: Sequence[Row]) -> list[Table]:
+    """Rows per second as a share of the limit; and how long simulators wait for chunks."""
+    rates = _table("servers: rows per second", "runners x slots, policy", "rows/s", "limit", "share of the limit")
+    waits = _table("servers: chunks", "runners x slots, policy", "time for which environments wait")
+    for row in rows:
+        if "waiting" in row:
+            waits.add_row(row["label"], f"{row['waiting']:.1%}")
+        else:
+            rates.add_row(row["label"], f"{row['rows_per_second']:.0f}", f"{row['limit']:.0f}", f"{row['share']:.2f}")
+    return [rates, waits]
+
+
 def faults(rows: Sequence[Row]) -> list[Table]:
     """One word per fault and contender, and what rl_eval's runs took."""
     labels = list(dict.fromkeys(row["label"] for row in rows))
@@ -593,6 +605,7 @@ TABLES: Final[Mapping[str, Callable[[Sequence[Row]], list[Table]]]] = {
     "correctness": correctness,
     "broadcast": broadcast,
     "slots": slots,
+    "servers": servers,
     "startup": startup,
     "memory": memory,
     "threads": threads,
