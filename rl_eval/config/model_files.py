@@ -27,7 +27,12 @@ _FEW: Final = 8
 """Number of names to show in messages."""
 _MANY: Final = 1000
 _PICKLE: Final = b"\x80"
-_POINTER: Final = b"version https://git-lfs"
+_STARTS: Final = {
+    _PICKLE: "a pickle file",
+    b"version https://git-lfs": "a pointer of Git LFS, whose file `git lfs pull` downloads",
+    b"\x08": "perhaps an ONNX model, which must be complete and have a name that ends in .onnx",
+}
+"""Descriptions of files for messages, by their first bytes."""
 _OLD_TORCH: Final = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"
 """First bytes of ``torch.save`` without a zip archive."""
 
@@ -69,11 +74,8 @@ class ModelFile:
             return f"a folder with {_shown(self.members)}"
         if self.members:
             return f"a zip archive with {_shown(self.members)}"
-        if self.head.startswith(_PICKLE):
-            return "a pickle file"
-        if self.head.startswith(_POINTER):
-            return "a pointer of Git LFS, whose file `git lfs pull` downloads"
-        return "neither a zip archive nor a pickle file" if self.head else "an empty file"
+        other = "neither a zip archive nor a pickle file" if self.head else "an empty file"
+        return next((text for start, text in _STARTS.items() if self.head.startswith(start)), other)
 
 
 def described(path: Path) -> ModelFile:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +27,10 @@ from rl_eval.errors.redaction import redact
 
 _WITH_FILE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*@.+")
 """A reference followed by ``@`` and a file. The first ``@`` ends the reference, because Python names have no ``@``."""
+
+
+_FILES: Final = 1000
+"""Maximum number of files to describe in a folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +138,17 @@ def _of_path(text: str, path: Path, given: Collection[str]) -> PolicySource:
     if (scheme := scheme_of(file)) is not None:
         return scheme.source("", path, given)
     problem = f"the policy {text!r} has an unknown type: it is {file}"
-    fix = f"Pass {'one of its files' if file.is_folder else 'a file of a known type'}: {forms()}."
+    fix = _file_in(file) or f"Pass a file of a known type: {forms()}."
     raise ConfigError(problem, key="policy.policy", value=text, fix=fix)
+
+
+def _file_in(folder: ModelFile) -> str:
+    """Return the advice to pass the newest model in a folder or its subfolders; an empty text without one."""
+    found = islice((one for pattern in ("*", "*/*") for one in folder.path.glob(pattern) if one.is_file()), _FILES)
+    newest = sorted(found, key=lambda one: one.stat().st_mtime, reverse=True) if folder.is_folder else []
+    kinds = ((scheme_of(described(one)), one) for one in newest)
+    known = sorted((kind.fallback, place, one) for place, (kind, one) in enumerate(kinds) if kind is not None)
+    return f"Pass one of its files, such as {known[0][-1]}." if known else ""
 
 
 def user_path(text: str) -> Path:
@@ -162,13 +176,20 @@ def path_in(example: str, path: Path | None) -> Path:
         path: The path in the policy string; None if the string has no path.
 
     Raises:
-        ConfigError: The path is missing.
+        ConfigError: The path is missing, or only another scheme recognises it.
     """
+    name = example.partition(":")[0]
     if path is None:
-        text = f"{example.partition(':')[0]}:"
-        raise ConfigError(
-            f"the policy {text!r} lacks a path", key="policy.policy", value=text, fix=f"Add a path, as in {example}."
-        )
+        problem, fix = f"the policy '{name}:' lacks a path", f"Add a path, as in {example}."
+        raise ConfigError(problem, key="policy.policy", value=f"{name}:", fix=fix)
+    file = described(path)
+    if not schemes()[name].recognises(file):
+        other, fix = scheme_of(file), _file_in(file)
+        if other is not None and not other.fallback:
+            fix = f"Write the policy as {other.named(path)}."
+        if fix:  # Otherwise, the file may be of this type nevertheless.
+            problem = f"the policy {str(path)!r} is not of the type {name}"
+            raise ConfigError(problem, key="policy.policy", value=str(path), fix=fix)
     return path
 
 

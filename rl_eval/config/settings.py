@@ -28,7 +28,7 @@ from rl_eval.config.conditions import load_conditions
 from rl_eval.config.objects import describe_object, name_of
 from rl_eval.config.policy_sources import absolute, file_digests, user_path, with_named_policies
 from rl_eval.config.references import named_factories
-from rl_eval.errors import ConfigError
+from rl_eval.errors import ConfigError, nearest
 from rl_eval.errors.redaction import digest_secrets, learn, redact
 from rl_eval.records.plain import convert, in_our_words, plain_leaf
 from rl_eval.scheduling.matchups import make_matchups
@@ -138,7 +138,7 @@ class PolicySection(_Section):
     normalizer: str | None = None
     """A file with the statistics of the normalizer behind which the policy was trained: an npz or safetensors file with
     ``mean`` and ``var``, a pickle of a normalizer, or a torch file, such as a checkpoint of rsl_rl, skrl or
-    rl_games."""
+    rl_games. The policy must not have a normalizer of its own."""
     deterministic: bool = True
     """Take the mode of the policy's distribution; otherwise sample from a random stream of each episode."""
     actions: Literal["clip", "unsquash", "none"] = "clip"
@@ -551,10 +551,15 @@ def _explained(error: ValidationError) -> ConfigError:
     """Return an error about all invalid values. The fields of the error describe the first invalid value."""
     found = []
     for problem in error.errors():
-        deep = 3 if "chunk" in problem["loc"][:2] else 2  # Further parts are not keys.
-        key = ".".join(str(part) for part in problem["loc"][:deep])
-        shown = redact(problem["input"], *map(str, problem["loc"]))
-        found.append((key, shown, f"{key} is {shown!r}: {in_our_words(problem['msg'])}"))
+        loc = [*map(str, problem["loc"])]
+        deep = 4 if "policies" in loc[:2] else 2  # Further parts are not keys, except those of a chunk.
+        key = ".".join(loc[: deep + ("chunk" in loc[:deep])])
+        shown = redact(problem["input"], *loc)
+        told = f"{key} is {shown!r}: {in_our_words(problem['msg'])}"
+        if problem["type"] == "extra_forbidden":
+            known = (ChunkSection if "chunk" in loc else SECTIONS[loc[0]]).model_fields
+            told = f"{key} is an unknown key: {nearest(loc[-1], known)}"
+        found.append((key, shown, told))
     return ConfigError("; ".join(line for _, _, line in found), key=found[0][0], value=found[0][1])
 
 

@@ -35,6 +35,8 @@ class Actor(torch.nn.Module):
 
     sizes: tuple[tuple[int, int], ...] = ()
     """Number of layers and units of each part of the recurrent state."""
+    normalizes: bool = False
+    """Whether the actor normalizes observations with statistics of its own."""
 
     def check(self, section: PolicySection, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
         """Check that the actor can act as configured.
@@ -65,6 +67,7 @@ class ActorPolicy:
 
     def __init__(self, actor: Actor, action_space: gym.Space[Any]) -> None:
         self.module = actor.eval()
+        self.normalizes = actor.normalizes
         self._space = action_space
 
     def initial_state(self, batch_size: int) -> State | None:

@@ -54,7 +54,7 @@ class Learned(Actor):
         for name, network in _networks_of(algo).items():
             network.load_state_dict(states[name], assign=True)
             self.add_module(name, network)
-        self.algo = algo
+        self.algo, self.normalizes = algo, algo.config.observation_scaler is not None
 
     @override
     def check(self, section: PolicySection, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:

@@ -30,6 +30,7 @@ import numpy.typing as npt
 from rl_eval.bounded_read import check_inflation, open_zip, read_bytes, read_entry
 from rl_eval.errors import ConfigError
 from rl_eval.integrations.pickled_arrays import inert
+from rl_eval.integrations.policy_files import reading
 from rl_eval.weights import read_tensors
 
 Array = npt.NDArray[Any]
@@ -80,14 +81,9 @@ def frozen(source: Any) -> dict[str, Any]:
     if not isinstance(source, str | os.PathLike):
         return _frozen(source, f"a {type(source).__name__}")
     path = Path(source).expanduser()
-    try:
+    fix = "Write them with numpy.savez(FILE, **rl_eval.wrappers.frozen(NORMALIZER))."
+    with reading("policy.normalizer", path, "statistics of a normalizer", fix):
         return _frozen(_read(path), str(path))
-    except ConfigError:
-        raise
-    except Exception as error:
-        problem = f"the statistics in {str(path)!r} cannot be read: {type(error).__name__}: {error}"
-        fix = "Write them with numpy.savez(FILE, **rl_eval.wrappers.frozen(NORMALIZER))."
-        raise ConfigError(problem, key="policy.normalizer", value=str(path), fix=fix) from error
 
 
 def _read(path: Path) -> Any:

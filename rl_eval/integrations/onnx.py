@@ -84,7 +84,7 @@ def _session(path: str) -> Any:
         import onnxruntime
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    with reading("path", path, "an ONNX model"):
+    with reading("path", path, "an ONNX model", "Export or download it again."):
         return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 

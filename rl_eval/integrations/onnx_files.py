@@ -13,7 +13,7 @@ from typing import Final
 from rl_eval.bounded_read import BoundedFile
 from rl_eval.config.model_files import ModelFile
 from rl_eval.errors import ConfigError
-from rl_eval.integrations.policy_files import file_scheme
+from rl_eval.integrations.policy_files import file_scheme, reading
 
 SUFFIX: Final = ".onnx"
 _MOST: Final = 2**20
@@ -90,12 +90,8 @@ def external_data(path: Path) -> dict[str, Path]:
     Raises:
         ConfigError: The model file cannot be read, a name leads out of its folder, or a file is missing.
     """
-    try:
-        with BoundedFile(path) as file:
-            names = dict.fromkeys(_locations(_Fields(file), "model", 0, file.size))
-    except (OSError, ValueError, RecursionError) as error:
-        problem = f"{str(path)!r} cannot be read as an ONNX model: {error}"
-        raise ConfigError(problem, key="policy.policy_kwargs.path", value=str(path)) from error
+    with reading("path", path, "an ONNX model", "Export or download it again."), BoundedFile(path) as file:
+        names = dict.fromkeys(_locations(_Fields(file), "model", 0, file.size))
     for name in names:
         parts = PurePosixPath(name.replace("\\", "/"))
         leaves = parts.is_absolute() or ".." in parts.parts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from rl_eval.config.model_files import ModelFile, described
 from rl_eval.config.policy_sources import PolicyScheme, PolicySource, absolute, path_in
-from rl_eval.errors import ConfigError
+from rl_eval.errors import ConfigError, listed
 
 _CLEANRL: Final = ".cleanrl_model"
 _HERE: Final = "rl_eval.integrations"
@@ -22,7 +22,7 @@ def reading(key: str, path: object, what: str, advice: str = "") -> Iterator[Non
     """Convert any exception during the reading of a file into an error that names the file.
 
     Args:
-        key: Name of the argument with the path, for the message.
+        key: Name of the argument of ``policy_kwargs`` with the path, or another config key.
         path: The file.
         what: Description of the expected content, for the message.
         advice: Last sentence of the message.
@@ -38,9 +38,22 @@ def reading(key: str, path: object, what: str, advice: str = "") -> Iterator[Non
         told = f"{type(error).__name__}: {error}"
         if "weights_only" in told:  # torch advises to load the file without protection.
             told = "torch cannot read it without running code of the file"
-        problem = f"policy_kwargs.{key}: {str(path)!r} cannot be read as {what}: {told}"
-        fix = missing_module(error) or advice
-        raise ConfigError(problem, key=f"policy.policy_kwargs.{key}", value=str(path), fix=fix) from error
+        where, key = ("", key) if "." in key else (f"policy_kwargs.{key}: ", f"policy.policy_kwargs.{key}")
+        problem = f"{where}{str(path)!r} cannot be read as {what}: {told}"
+        raise ConfigError(problem, key=key, value=str(path), fix=missing_module(error) or advice) from error
+
+
+def key_in(saved: Mapping[str, Any], path: object, *names: str) -> str:
+    """Return the first of some keys that a checkpoint has.
+
+    Raises:
+        ConfigError: It has none of them.
+    """
+    if (found := next((name for name in names if name in saved), None)) is None:
+        problem = f"policy_kwargs.path: {str(path)!r} has {listed([*saved], 8)}, but not {' or '.join(names)}"
+        fix = "Pass the path alone, without a scheme: its content shows its type."
+        raise ConfigError(problem, key="policy.policy_kwargs.path", value=str(path), fix=fix)
+    return found
 
 
 def missing_module(error: Exception) -> str:

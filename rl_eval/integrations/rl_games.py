@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from rl_eval.errors import ConfigError
 from rl_eval.integrations.actors import Actor, State
-from rl_eval.integrations.policy_files import reading
+from rl_eval.integrations.policy_files import key_in, reading
 from rl_eval.integrations.run_folders import run_config
 from rl_eval.weights import read_tensors
 
@@ -41,6 +41,7 @@ class RlGamesActor(Actor):
     def __init__(self, player: Any, clip_observations: float = math.inf, clip_actions: float = math.inf) -> None:
         super().__init__()
         self.model = _plain(player.model)
+        self.normalizes = self.model.normalize_input
         self._bounds = clip_observations, clip_actions
         self._rescales = getattr(player, "clip_actions", False) and hasattr(player, "actions_low")
         if self._rescales:
@@ -102,7 +103,7 @@ def load_policy(
     """
     with reading("path", path, "a checkpoint of rl_games"):
         saved = read_tensors(Path(path).expanduser())
-        weights = {name.removeprefix(_COMPILED): tensor for name, tensor in saved["model"].items()}
+        weights = {name.removeprefix(_COMPILED): tensor for name, tensor in saved[key_in(saved, path, "model")].items()}
         former = saved.get("running_mean_std") or {}  # Former versions store it apart from the model.
         weights |= {f"running_mean_std.{name}": tensor for name, tensor in former.items()}
     config = run_config(cfg) if isinstance(cfg, str) else copy.deepcopy(dict(cfg))

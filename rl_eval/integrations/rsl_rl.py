@@ -18,7 +18,7 @@ from typing_extensions import override
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError
 from rl_eval.integrations.actors import Actor, State, copied
-from rl_eval.integrations.policy_files import reading
+from rl_eval.integrations.policy_files import key_in, reading
 from rl_eval.integrations.run_folders import run_config
 from rl_eval.weights import read_tensors
 
@@ -46,7 +46,7 @@ class RslRlActor(Actor):
 
     def __init__(self, model: MLPModel, clip_actions: float | None = None) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.normalizes = model, model.obs_normalization
         self._bound = clip_actions
         self.groups = (*model.obs_groups, *getattr(model, "obs_groups_2d", ()))
         if model.is_recurrent:
@@ -99,7 +99,7 @@ def load_policy(
     """
     file = Path(path).expanduser()
     with reading("path", path, "a checkpoint of rsl_rl"):
-        tensors = _tensors(read_tensors(file))
+        tensors = _tensors(read_tensors(file), path)
         facts = _facts(tensors)
     given = run_config(cfg) if isinstance(cfg, str) else dict(cfg or {})
     plain = {"activation": activation, "hidden_dims": facts["hidden_dims"]}
@@ -127,10 +127,10 @@ def load_policy(
     return RslRlActor(model, given.get("clip_actions"))
 
 
-def _tensors(saved: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def _tensors(saved: Mapping[str, Any], path: Any) -> dict[str, torch.Tensor]:
     """Return the tensors of the actor with their names in rsl_rl 5."""
     found = {f"obs_normalizer.{name}": tensor for name, tensor in saved.get("obs_norm_state_dict", {}).items()}
-    for name, tensor in (saved.get("actor_state_dict") or saved["model_state_dict"]).items():
+    for name, tensor in saved[key_in(saved, path, "actor_state_dict", "model_state_dict")].items():
         start = name if "." not in name else f"{name.partition('.')[0]}."
         if start not in _OF_CRITICS:
             found[_RENAMED.get(start, start) + name.removeprefix(start)] = tensor

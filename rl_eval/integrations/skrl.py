@@ -23,7 +23,7 @@ from rl_eval.config.references import import_attribute
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError
 from rl_eval.integrations.actors import Actor, State, copied
-from rl_eval.integrations.policy_files import reading
+from rl_eval.integrations.policy_files import key_in, reading
 from rl_eval.integrations.run_folders import run_config
 from rl_eval.weights import read_tensors
 
@@ -46,6 +46,7 @@ class SkrlActor(Actor):
     def __init__(self, role: str, model: Model, scaler: RunningStandardScaler | None) -> None:
         super().__init__()
         self.role, self.model, self.scaler = role, model, scaler
+        self.normalizes = scaler is not None
         shapes = model.get_specification().get("rnn", {}).get("sizes", ())
         self.sizes = tuple((layers, units) for layers, _, units in shapes)
 
@@ -119,7 +120,7 @@ def load_policy(
     """
     with reading("path", path, "a checkpoint of skrl"):
         saved = read_tensors(Path(path).expanduser())
-        role = next(role for role in _ROLES if role in saved)
+        role = key_in(saved, path, *_ROLES)
     spaces = {"observation_space": observation_space, "state_space": None, "action_space": action_space}
     if cfg is not None:
         config = run_config(cfg) if isinstance(cfg, str) else dict(cfg)

@@ -30,5 +30,6 @@ def load_module(path: str) -> torch.nn.Module:
         loaded = torch.load(Path(path).expanduser(), map_location="cpu", weights_only=False)
     if not isinstance(loaded, torch.nn.Module):
         problem = f"policy_kwargs.path: {path!r} contains a {type(loaded).__name__}, not a torch.nn.Module"
-        raise ConfigError(problem, key="policy.policy_kwargs.path", value=path)
+        fix = "For weights alone, write the policy as torch:MODULE:ATTR@FILE."
+        raise ConfigError(problem, key="policy.policy_kwargs.path", value=path, fix=fix)
     return loaded

@@ -23,7 +23,7 @@ from rl_eval.adapters import FROZEN, integration_for, integrations, loader_of
 from rl_eval.config.policy_sources import changed_files, file_digests
 from rl_eval.config.references import import_attribute, required, takes_observations
 from rl_eval.config.settings import NORMALIZER, PolicySection
-from rl_eval.errors import ConfigError, PolicyError, summary_of
+from rl_eval.errors import ConfigError, PolicyError, WeightsError, summary_of
 from rl_eval.policies.normalization import NormalizedPolicy, by_path, check_shapes
 from rl_eval.policies.subject import check_arguments
 from rl_eval.protocols import Deferred, NoiseSource, Policy
@@ -62,9 +62,8 @@ def adapt_policy(
     ``observations`` is the policy itself. With ``policy.normalizer``, the policy gets normalized observations.
 
     Raises:
-        ConfigError: There is no policy, the object cannot be used as a policy, or the file of the normalizer cannot be
-            read.
-        WeightsError: The statistics of the normalizer do not fit the observation space.
+        ConfigError: There is no policy, the object cannot be used as a policy, the file of the normalizer cannot be
+            read or does not fit, or the policy normalizes observations itself.
     """
     adapted = _adapted(section, observation_space, action_space, policy)
     if section.normalizer is not None:
@@ -81,10 +80,21 @@ def adapt_policy(
 
 
 def _normalized(policy: Policy, section: PolicySection, observation_space: gym.Space[Any]) -> Policy:
+    path = str(section.normalizer)
+    if getattr(policy, "normalizes", False):
+        problem = f"{NORMALIZER} is {path!r}, but the policy already normalizes observations, with its own statistics"
+        fix = (
+            f"Remove {NORMALIZER}. If the training normalized twice, use Normalized(policy, **frozen(FILE)) in Python."
+        )
+        raise ConfigError(problem, key=NORMALIZER, value=path, fix=fix)
     check_files(section)
-    statistics = by_path(**import_attribute("the reader of policy.normalizer", FROZEN)(section.normalizer))
-    check_shapes(statistics, observation_space)
-    note = f"observations are normalized with the statistics of {Path(str(section.normalizer)).name}"
+    try:
+        statistics = by_path(**import_attribute("the reader of policy.normalizer", FROZEN)(path))
+        check_shapes(statistics, observation_space)
+    except (ConfigError, WeightsError) as error:
+        problem = f"{NORMALIZER} is {Path(path).name!r}: {error.problem}"
+        raise ConfigError(problem, key=NORMALIZER, value=path, fix=error.fix) from error
+    note = f"observations are normalized with the statistics of {Path(path).name}"
     return NormalizedPolicy(policy, lambda: statistics, notes=(note,))
 
 

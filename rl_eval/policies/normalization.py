@@ -100,7 +100,8 @@ def check_shapes(statistics: Mapping[str, Statistics], space: gym.Space[Any]) ->
                 f"the normalizer has statistics of {name} with shape {one.mean.shape}, but the Boxes of the "
                 f"observation space have these shapes: {shapes}"
             )
-            fix = "Pass mean and var as mappings from keys to arrays." if "" not in shapes else ""
+            parts = "Pass mean and var as mappings from keys to arrays."
+            fix = parts if "" not in shapes else "Pass the normalizer behind which this policy was trained."
             raise WeightsError(problem, key=f"statistics[{path!r}]", value=one.mean.shape, fix=fix)
 
 
@@ -121,6 +122,8 @@ class NormalizedPolicy:
         module: Module with the weights of the policy; by default, that of the inner policy.
         notes: Notes for readers of a result, in addition to those of the inner policy.
     """
+
+    normalizes: Final = True
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ Guarantee = Literal["exact", "conditions", "layout"]
 
 MEANINGS: Final[Mapping[Guarantee, str]] = {
     "exact": "the same records for any number of runners and environments, and after faults",
-    "conditions": "the same starts and random draws; the bits of a step may depend on the other episodes of its batch",
+    "conditions": "the same starts and random draws; steps may depend on their batch, or on a policy that varies",
     "layout": "exactly N episodes, without bias; records repeat only with the same number of environments",
 }
 """Meaning of each guarantee, the strongest first."""

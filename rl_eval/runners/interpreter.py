@@ -188,7 +188,7 @@ class OtherInterpreter:
                 problem = f"{PYTHON}: {self._command[0]!r} cannot be started: {error.strerror}"
                 fix = "Name the Python of the simulator's environment, or write a command as a list: [conda, run, ...]."
                 raise ConfigError(problem, key=PYTHON, value=self._command[0], fix=fix) from error
-        pipe = FramePipe(ours, mark)
+        pipe = FramePipe(ours, mark, " ".join(self._command))
         _send(pipe, self._path)
         _send(pipe, self._payload)
         return process, pipe
@@ -279,6 +279,17 @@ def _space(described: Any, env: Any) -> gym.Space[Any]:
     return space
 
 
+class NoWorkerError(EOFError):
+    """A command ended, or printed too much, before it started the worker. The text is the command."""
+
+
+def not_a_python(command: str, status: str) -> ConfigError:
+    """Return the error for a command that does not start the worker."""
+    problem = f"{PYTHON}: {command!r} did not start the worker of rl_eval: {status}"
+    fix = "Name a Python of version 3.6 or newer, or a command that ends with one and passes its arguments on."
+    return ConfigError(problem, key=PYTHON, value=command, fix=fix)
+
+
 @final
 class FramePipe:
     """Pipe of frames. It reads only what is there, so a process that sends half a frame stops nobody.
@@ -286,10 +297,11 @@ class FramePipe:
     Args:
         ours: This end of the pair.
         mark: Bytes that precede the first frame. What comes before them is printed to the standard error stream.
+        command: Command of the process, for messages.
     """
 
-    def __init__(self, ours: socket.socket, mark: bytes) -> None:
-        self._socket, self._mark, self._before = ours, mark, 0
+    def __init__(self, ours: socket.socket, mark: bytes, command: str) -> None:
+        self._socket, self._mark, self._before, self._command = ours, mark, 0, command
         self._buffer = bytearray(2**16)
         self._begin(foreign_worker.LENGTH.size, is_length=True)
 
@@ -310,7 +322,7 @@ class FramePipe:
         """Return the next frame, until the next call; None if only a part of it has come.
 
         Raises:
-            EOFError: The process has closed the pipe.
+            EOFError: The process has closed the pipe, or has not started the worker.
             ValueError: The bytes are not a frame.
         """
         try:
@@ -332,15 +344,15 @@ class FramePipe:
 
     def _find_mark(self) -> None:
         """Read up to the end of the mark, or all bytes that cannot be a part of it."""
-        seen = self._socket.recv(_MOST_BEFORE, socket.MSG_DONTWAIT | socket.MSG_PEEK)
-        if not seen:
-            raise EOFError
+        seen = b""
+        with suppress(ConnectionResetError):  # The process ended without reading a frame.
+            seen = self._socket.recv(_MOST_BEFORE, socket.MSG_DONTWAIT | socket.MSG_PEEK)
+        if not seen or self._before > _MOST_BEFORE:
+            raise NoWorkerError(self._command)
         found = seen.find(self._mark)
         kept = next((n for n in range(len(self._mark) - 1, 0, -1) if seen.endswith(self._mark[:n])), 0)
         before = seen[: found if found >= 0 else len(seen) - kept]
         self._before += len(before)
-        if self._before > _MOST_BEFORE:
-            raise ValueError(f"it printed more than {_MOST_BEFORE} bytes, but did not start the worker")
         self._socket.recv(len(before) + (len(self._mark) if found >= 0 else 0))
         sys.stderr.write(redact_text(before.decode(errors="replace")))
         if found >= 0:

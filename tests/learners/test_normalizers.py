@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
+from rl_eval import EvalConfig, evaluate
 from rl_eval.errors import ConfigError
 from rl_eval.policies.normalization import by_path
 from rl_eval.wrappers import frozen
@@ -108,3 +111,52 @@ def test_checkpoints_of_trainings(tmp_path: Path) -> None:
     folder = test_rl_games.run(tmp_path / "games")
     player = test_rl_games.player_of(folder)
     same((test_rl_games.checkpoint(folder),), ROWS_32, player.model.running_mean_std.eval()(seen))
+
+
+def of_d3rlpy() -> str:
+    from d3rlpy.algos import DQNConfig
+    from d3rlpy.preprocessing import StandardObservationScaler
+
+    algo = DQNConfig(observation_scaler=StandardObservationScaler(mean=np.zeros(4), std=np.ones(4))).create()
+    algo.build_with_env(gym.make("CartPole-v1"))
+    algo.save("scaled.d3")
+    return "scaled.d3"
+
+
+def of_sb3() -> str:
+    vec_env = pytest.importorskip("stable_baselines3.common.vec_env")
+    venv = vec_env.VecNormalize(vec_env.DummyVecEnv([lambda: gym.make("CartPole-v1")]))
+    model = import_module("stable_baselines3").PPO("MlpPolicy", venv, n_steps=16, batch_size=16).learn(16)
+    model.save("model.zip")
+    venv.save("vecnormalize.pkl")
+    return "model.zip"
+
+
+def of_run_folder(make: str, policy: str) -> str:
+    getattr(import_module("lines_run_folders"), make)()
+    return policy
+
+
+OWN = {
+    "rsl_rl": ("Pendulum-v1", lambda: of_run_folder("rsl_rl", "run/model_1000.pt")),
+    "skrl": ("Pendulum-v1", lambda: of_run_folder("skrl_agent", "skrl:skrl_models:Actor@agent.pt")),
+    "rl_games": ("Pendulum-v1", lambda: of_run_folder("rl_games", "rl_games:agent.yaml@last.pth")),
+    "d3rlpy": ("CartPole-v1", of_d3rlpy),
+    "stable_baselines3": ("CartPole-v1", of_sb3),
+}
+"""Policies of libraries that normalize observations themselves: the environment, and what makes the file."""
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("library", OWN)
+def test_a_checkpoint_with_a_normalizer_takes_no_second_one(reader: Any, library: str) -> None:
+    """And without the second one, it is evaluated."""
+    pytest.importorskip(library)
+    env, make = OWN[library]
+    size = gym.make(env).observation_space.shape
+    np.savez("norm.npz", mean=np.full(size, 0.5), var=np.full(size, 4.0))
+    made = EvalConfig().environment(env).policy(make()).evaluation(num_episodes=2)
+    assert evaluate(made).status == "complete"
+    with refused(ConfigError, "policy.normalizer", value=str(Path("norm.npz").resolve())) as caught:
+        evaluate(made.policy(normalizer="norm.npz"))
+    assert "policy.normalizer" in caught.value.fix

@@ -292,6 +292,22 @@ def test_actions_that_are_no_chunks_are_an_error() -> None:
         evaluate(config(1, 0).policy(chunk={"execute": 1, "horizon": 4}), plan_ahead)
 
 
+@pytest.mark.parametrize("horizon", [HORIZON, 16])
+@pytest.mark.parametrize("section", [{}, {"horizon": HORIZON}])
+def test_a_chunk_before_the_batch_is_named(horizon: int, section: dict[str, int]) -> None:
+    """With 16 actions, the shape is that of a batch of chunks, and only a single observation shows it."""
+    if section and horizon == 16:
+        section = {"horizon": 16}
+
+    def swapped(observations: Any) -> Any:
+        return np.repeat(observations[None, :, :1], horizon, axis=0)
+
+    with pytest.raises((ConfigError, PolicyError)) as caught:
+        evaluate(EvalConfig().environment("Pendulum-v1").policy(chunk=section), swapped)
+    assert "swapaxes" in caught.value.fix
+    assert caught.value.key in ("action", "policy.policy")
+
+
 def test_a_policy_that_rejects_generated_observations_needs_the_horizon() -> None:
     def strict(observations: Any) -> Any:
         if not (np.abs(observations[:, 2:]) < 5).all() or not observations.any(1).all() or len(observations) == 16:

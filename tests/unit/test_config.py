@@ -327,6 +327,22 @@ def test_live_objects_refuse_yaml_by_name(key: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("policy", "key", "known"),
+    [
+        ({"chunk": {"exec": 8}}, "policy.chunk.exec", "'execute'"),
+        ({"policies": {"a": {"devise": "cpu"}}}, "policy.policies.a.devise", "'device'"),
+        ({"policies": {"a": {"chunk": {"delya": 2}}}}, "policy.policies.a.chunk.delya", "'delay'"),
+    ],
+)
+def test_an_unknown_name_inside_of_a_key_is_an_error_with_the_nearest_known_one(
+    policy: dict[str, Any], key: str, known: str
+) -> None:
+    with refused(ConfigError, key) as caught:
+        EvalConfig.from_dict({"environment": {"env": "CartPole-v1"}, "policy": policy}).build()
+    assert known in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("values", "key", "known"),
     [
         ({"enviroment": {}}, "enviroment", "'environment'"),

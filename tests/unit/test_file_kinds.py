@@ -1,5 +1,6 @@
 """Kinds of policy files: recognised by what they contain, with at most 1 MB read, and nothing unpickled."""
 
+import os
 import pickle
 import zipfile
 from pathlib import Path
@@ -12,6 +13,7 @@ from rl_eval.config.model_files import described
 from rl_eval.config.policy_sources import PolicyScheme, named_source, scheme_of, schemes
 from rl_eval.errors import ConfigError
 from tests.refused import refused, untold
+from tests.unit.bad_files import LEARNERS, ONNX, of_d3rlpy, of_sb3, saved
 
 
 def kind(path):
@@ -90,3 +92,54 @@ def test_a_file_of_unknown_kind_says_what_it_looks_like(tmp_path, make, looks):
     with refused(ConfigError, "policy.policy", value=str(tmp_path / "file")) as caught:
         named_source(str(tmp_path / "file"))
     assert untold(str(caught.value), looks, "sb3:PATH", "torch_module:PATH") == []
+
+
+OTHERS = {
+    **{name: (kind, lambda value=value: saved(value)) for name, (kind, value) in LEARNERS.items()},
+    "zip": ("sb3", of_sb3),
+    "algorithm": ("d3rlpy", of_d3rlpy),
+}
+"""Files of learners: the scheme of each, and what makes its content."""
+OF_FILES = ("rsl_rl", "skrl", "rl_games", "sb3", "d3rlpy", "onnx", "torchscript", "torch_export", "torch_module")
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_file_of_another_type_is_refused_with_its_own_scheme(tmp_path, name):
+    path, (own, content) = tmp_path / "model.pt", OTHERS[name]
+    path.write_bytes(content())
+    for other in OF_FILES:
+        if other != own:
+            with refused(ConfigError, "policy.policy", value=str(path)) as caught:
+                named_source(schemes()[other].named(path))
+            assert schemes()[own].named(path) in caught.value.fix
+
+
+def test_a_file_without_the_names_of_a_type_may_be_of_this_type(tmp_path):
+    """As a checkpoint of skrl without preprocessors, or a compiled network of rl_games."""
+    torch.save({"policy": {"0.weight": torch.zeros(1)}}, tmp_path / "agent.pt")
+    for name in ("skrl", "torch_module", "onnx"):
+        assert named_source(schemes()[name].named(tmp_path / "agent.pt"), ["model"]) is not None
+    torch.save({"model_state_dict": {"0.weight": torch.zeros(1)}}, tmp_path / "any.pt")
+    for text in ("torch:net:make", "torchrl:net:make", "cleanrl:net:Agent"):
+        assert named_source(f"{text}@{tmp_path / 'any.pt'}") is not None
+
+
+def test_a_folder_that_is_no_policy_names_its_newest_model(tmp_path):
+    """Also with the scheme of the model, and of another library; weights alone come last."""
+    run = tmp_path / "run"
+    (run / "nn").mkdir(parents=True)
+    (run / "events").write_bytes(b"events")
+    for age, name in enumerate(("weights.pt", "nn/model_2.pt", "nn/model_1.pt")):
+        torch.save({"a": 1} if age == 0 else {"actor_state_dict": {}}, run / name)
+        os.utime(run / name, (1000 - age, 1000 - age))
+    for text in (str(run), *(schemes()[name].named(run) for name in OF_FILES)):
+        with refused(ConfigError, "policy.policy", value=str(run)) as caught:
+            named_source(text)
+        assert str(run / "nn/model_2.pt") in caught.value.fix
+
+
+def test_a_model_of_onnx_with_another_name_is_described(tmp_path):
+    (tmp_path / "model.pt").write_bytes(ONNX)
+    with refused(ConfigError, "policy.policy") as caught:
+        named_source(str(tmp_path / "model.pt"))
+    assert untold(caught.value.problem, "ONNX", ".onnx") == []

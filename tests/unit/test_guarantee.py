@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rl_eval import EvalConfig, EvalResult, compare, evaluate, replay
@@ -87,3 +88,25 @@ def test_pairs_need_equal_starts() -> None:
         compare(wide, narrow)
     with refused(ComparisonError, "numerics.guarantee"):
         compare(exact, wide)
+
+
+class Varies:
+    """Acts differently in each call."""
+
+    def __init__(self) -> None:
+        self.generator = np.random.default_rng()
+
+    def act(self, observations: Any, state: Any, live: Any, noise: Any) -> Any:
+        return self.generator.integers(0, 2, len(observations)), state
+
+
+def test_a_policy_that_does_not_repeat_itself_promises_no_equal_records(tmp_path: Path) -> None:
+    """The determinism check still measures it. A log continues in any layout. A policy that repeats itself is exact."""
+    made = config("exact").policy(allow_nondeterministic=True).evaluation(num_episodes=6)
+    result = evaluate(made, Varies(), output=tmp_path)
+    assert (result.status, result.guarantee) == ("complete", "conditions")
+    assert EvalResult.load(tmp_path).guarantee == "conditions"
+    assert "num_envs" not in result.provenance["numerics"]
+    assert result.determinism.passed is False
+    assert not replay(result, 3, policy=Varies()).comparable
+    assert evaluate(made, balance).guarantee == "exact"

@@ -400,6 +400,28 @@ def test_what_another_interpreter_cannot_do_is_refused(world: Path, changes: dic
         evaluate(made)
 
 
+@pytest.mark.parametrize(
+    "python",
+    ["/bin/ls", "/bin/true", ["echo", "hello"], ["env", "no_such_python"], ["yes"], [sys.executable, "-c", "print(1)"]],
+)
+def test_a_command_that_is_no_python_is_refused(world: Path, python: Any) -> None:
+    """It exits, with or without an output, or prints on and on."""
+    value = python if isinstance(python, str) else " ".join(python)
+    with refused(ConfigError, "environment.python", value=value) as caught:
+        evaluate(config(world, python=python))
+    assert caught.value.fix
+
+
+def test_a_command_that_fails_later_is_a_fault(world: Path) -> None:
+    """As an engine of containers that does not start a second one at once: the attempt runs again."""
+    mark, failed = world / "mark", world / "failed"
+    command = f'test -e {mark} && ! test -e {failed} && touch {failed} && exit 5; exec {interpreter()} "$@"'
+    made = config(world, python=["sh", "-c", command, "sh"], odd="kill", mark=str(mark), lanes=1)
+    result = evaluate(made)
+    assert failed.exists()
+    assert (result.status, result.fingerprint) == ("complete", reference(world))
+
+
 def test_a_function_is_not_sent_but_the_name_of_an_attribute_is(world: Path) -> None:
     runner = SubprocessEvalRunner(config(world).build(), 0)
     try:

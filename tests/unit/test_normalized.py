@@ -274,3 +274,31 @@ def test_one_of_several_statistics_is_chosen_in_python(tmp_path: Path) -> None:
     chosen = frozen(torch.load(tmp_path / "two.pt", weights_only=True)["b"])
     assert (chosen["mean"] == 2).all()
     assert evaluate(config(), Normalized(MLPActor(3, 2), **chosen)).status == "complete"
+
+
+def test_a_file_that_does_not_fit_names_the_key(tmp_path: Path) -> None:
+    """Before an episode: it is missing, has other shapes, or is of another kind."""
+    np.savez(tmp_path / "shape.npz", mean=np.zeros(2), var=np.ones(2))
+    torch.save(net().state_dict(), tmp_path / "weights.pt")
+    (tmp_path / "text.bin").write_text("text")
+    for name in ("absent.npz", "shape.npz", "weights.pt", "text.bin"):
+        with refused(ConfigError, "policy.normalizer", value=str(tmp_path / name)) as caught:
+            evaluate(config().policy(f"{__name__}:lean", normalizer=tmp_path / name))
+        assert caught.value.fix
+        assert {"policy.normalizer", name} <= {word.strip("':,") for word in caught.value.problem.split()}
+        assert "arbitrary" not in caught.value.problem
+
+
+def normalizing() -> Normalized:
+    """Return a policy with its own statistics."""
+    return Normalized(lean, **frozen(trained()))
+
+
+def test_a_policy_is_not_normalized_twice_without_being_asked(tmp_path: Path) -> None:
+    """Of a factory, and as an object. In Python, two normalizers can be nested."""
+    np.savez(path := tmp_path / "norm.npz", **frozen(trained()))
+    for named, policy in ((f"{__name__}:normalizing", None), (None, normalizing())):
+        with refused(ConfigError, "policy.normalizer", value=str(path)) as caught:
+            evaluate(config().policy(named, normalizer=path), policy)
+        assert caught.value.fix
+    assert evaluate(config(), Normalized(normalizing(), **frozen(path))).status == "complete"

@@ -155,7 +155,7 @@ class RLModulePolicy:
             raise ConfigError(problem, key="policy", value=type(module).__name__)
         self.module = module.eval()
         known = filter_tensors(env_to_module, agent=agent) if statistics is None else statistics
-        self._observations = Observations(env_to_module, known, agent)
+        self._observations, self.normalizes = Observations(env_to_module, known, agent), bool(known)
         self.module.add_module(FILTERS, self._observations)
         self._for_env = actions_for_env(module_to_env, spaces[1])
         self._trained_on = get_base_struct_from_space(spaces[0])

@@ -184,6 +184,7 @@ class SB3Policy:
         self.result_notes: tuple[str, ...] = getattr(module, NOTES, ())
         """Notes for readers of the result."""
         self._normalizers = getattr(module, ATTRIBUTE, torch.nn.ModuleList())
+        self.normalizes = len(self._normalizers) > 0
         observed = _without_mask(module, observation_space) if self._masked else observation_space
         self._prepare = Preprocessor(observed, module.observation_space, self._normalizers)
         self._actor: Any = getattr(module, "actor", module)

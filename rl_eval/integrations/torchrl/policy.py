@@ -100,14 +100,14 @@ class TensorDictPolicy:
         self._device = torch.device(device)
         self._observation_space = observation_space
         self._stages: tuple[Stage, ...] = ()
-        self._normalized = False
+        self.normalizes = False
         if isinstance(policy, TensorDictModuleBase):
             policy.to(self._device).eval()
             freeze_normalizers(policy)
             for part in policy.modules():
                 if getattr(part, "_recurrent_mode", None):
                     vars(part)["_recurrent_mode"] = False  # Each call computes one step.
-            self._normalized = bool(normalizers_of(policy))
+            self.normalizes = bool(normalizers_of(policy))
             self._stages = tuple(stages_of(policy, mode))
         elif mode == "random":
             problem, fix = "the policy is a plain callable without a distribution", "Set policy.deterministic to True."
@@ -165,7 +165,7 @@ class TensorDictPolicy:
         self, observations: Any, state: Any, live: npt.NDArray[np.bool_], noise: NoiseSource | None
     ) -> tuple[Any, Any]:
         """Choose actions, as :meth:`rl_eval.Policy.act`."""
-        if self._normalized:
+        if self.normalizes:
             check_initialized(self.module, "the policy", "policy")
         self._last = output = self._run(self._batch(observations, state), Chance(live, noise))
         actions = self._read(output, live)

@@ -424,7 +424,8 @@ class RowInference:
         self._chunk = {"whole": self._rows, "block": BLOCK, "row": 1}[found.verdict]
         self._sizes, self._overwrites, self._verdict = found.sizes, found.overwrites, found.notes
         reference = "row" if found.verdict == "row" else f"block of {BLOCK}"
-        self.numerics = {"reference": reference, "outputs": found.outputs} | self._machine()
+        promised = {} if found.repeats else {"guarantee": "conditions"}
+        self.numerics = {"reference": reference, "outputs": found.outputs} | promised | self._machine()
         if found.outputs:
             self._connections = getattr(self._policy, "connections", None)
 

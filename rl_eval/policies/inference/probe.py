@@ -73,6 +73,8 @@ class Finding(NamedTuple):
     """Numbers of rows, up to a block, for which a pass has the bits of a block."""
     overwrites: bool = False
     """Whether the policy changes its observations in place, or may do so."""
+    repeats: bool = True
+    """Whether the policy gives equal results for equal calls, as far as the probe sees."""
 
 
 class _Unrepeatable(Exception):
@@ -246,9 +248,9 @@ class Probe:
         except survivable() as error:
             raise ConfigError(
                 "the policy's result for an observation depends on the other observations in the batch, and the policy "
-                f"cannot act on a single observation ({type(error).__name__}: {error})",
+                f"cannot act on a single observation ({type(error).__name__}: {getattr(error, 'problem', error)})",
                 key="policy.policy",
-                fix="Call eval() on a module in training mode.",
+                fix=getattr(error, "fix", "") or "Call eval() on a module in training mode.",
             ) from error
         note = (
             "the policy's result for an observation depends on its place in the batch, or on the other observations"
@@ -285,7 +287,7 @@ class Probe:
             fix = f"{remedies}. To evaluate this policy anyway, set policy.allow_nondeterministic: true."
             raise ConfigError(problem, key="policy.allow_nondeterministic", value=False, fix=fix) from None
         note = f"the result cannot be reproduced: {found} (policy.allow_nondeterministic is true). {_UNCHECKED}"
-        return Finding("whole" if self._server else "row", "", (note,), overwrites=True)
+        return Finding("whole" if self._server else "row", "", (note,), overwrites=True, repeats=False)
 
     # ------------------------------------------------------------------ comparisons
 

@@ -591,6 +591,8 @@ class ChunkReader(ActionReader):
             fix = "Return a chunk of actions for each observation, or remove policy.chunk."
             if array.shape[:1] + array.shape[2:] == (len(live), *shape):
                 fix = "Return equally long chunks in each call, and remove policy.chunk.horizon or correct it."
+            elif array.shape[1:] == (len(live), *shape):
+                fix = "The first two dimensions are swapped: return np.swapaxes(actions, 0, 1), of a batch of chunks."
             raise PolicyError(problem, key=where, value=str(array.shape), fix=fix)
         _check_kind(where, leaf, array)
         return array
