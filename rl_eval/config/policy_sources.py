@@ -138,11 +138,11 @@ def _of_path(text: str, path: Path, given: Collection[str]) -> PolicySource:
     if (scheme := scheme_of(file)) is not None:
         return scheme.source("", path, given)
     problem = f"the policy {text!r} has an unknown type: it is {file}"
-    fix = _file_in(file) or f"Pass a file of a known type: {forms()}."
+    fix = _newest_in(file) or f"Pass a file of a known type: {forms()}."
     raise ConfigError(problem, key="policy.policy", value=text, fix=fix)
 
 
-def _file_in(folder: ModelFile) -> str:
+def _newest_in(folder: ModelFile) -> str:
     """Return the advice to pass the newest model in a folder or its subfolders; an empty text without one."""
     found = islice((one for pattern in ("*", "*/*") for one in folder.path.glob(pattern) if one.is_file()), _FILES)
     newest = sorted(found, key=lambda one: one.stat().st_mtime, reverse=True) if folder.is_folder else []
@@ -176,15 +176,26 @@ def path_in(example: str, path: Path | None) -> Path:
         path: The path in the policy string; None if the string has no path.
 
     Raises:
-        ConfigError: The path is missing, or only another scheme recognises it.
+        ConfigError: The path is missing.
     """
-    name = example.partition(":")[0]
     if path is None:
-        problem, fix = f"the policy '{name}:' lacks a path", f"Add a path, as in {example}."
-        raise ConfigError(problem, key="policy.policy", value=f"{name}:", fix=fix)
+        text = f"{example.partition(':')[0]}:"
+        raise ConfigError(
+            f"the policy {text!r} lacks a path", key="policy.policy", value=text, fix=f"Add a path, as in {example}."
+        )
+    return path
+
+
+def file_in(example: str, path: Path | None) -> Path:
+    """Return the path as :func:`path_in` does, for a scheme of files that have one type.
+
+    Raises:
+        ConfigError: The path is missing, or it is a folder or file that only another scheme recognises.
+    """
+    path, name = path_in(example, path), example.partition(":")[0]
     file = described(path)
     if not schemes()[name].recognises(file):
-        other, fix = scheme_of(file), _file_in(file)
+        other, fix = scheme_of(file), _newest_in(file)
         if other is not None and not other.fallback:
             fix = f"Write the policy as {other.named(path)}."
         if fix:  # Otherwise, the file may be of this type nevertheless.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rl_eval.config.model_files import ModelFile, described
-from rl_eval.config.policy_sources import PolicyScheme, PolicySource, absolute, path_in
+from rl_eval.config.policy_sources import PolicyScheme, PolicySource, absolute, file_in, path_in
 from rl_eval.errors import ConfigError, listed
 
 _CLEANRL: Final = ".cleanrl_model"
@@ -186,7 +186,7 @@ def file_scheme(
     """
 
     def source(reference: str, path: Path | None, given: Collection[str]) -> PolicySource:
-        path = path_in(f"{name}:policy.pt", path)
+        path = file_in(f"{name}:policy.pt", path)
         pickled = str(path) if runs_code else None
         return PolicySource(f"{_HERE}.{factory}", f"{what} in {path}", {"path": absolute(path)}, pickled=pickled)
 

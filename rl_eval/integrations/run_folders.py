@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from rl_eval.config.builder import compose_yaml, read_text
 from rl_eval.config.model_files import ModelFile
-from rl_eval.config.policy_sources import PolicyScheme, PolicySource, absolute, path_in, user_path
+from rl_eval.config.policy_sources import PolicyScheme, PolicySource, absolute, file_in, user_path
 from rl_eval.errors import ConfigError
 
 _BESIDE: Final = ("params/agent.yaml", "../params/agent.yaml")
@@ -50,7 +50,7 @@ def _scheme(
     """
 
     def source(reference: str, path: Path | None, given: Collection[str]) -> PolicySource:
-        path = path_in(form.replace("PATH", "model_1000.pt"), path)
+        path = file_in(form.replace("PATH", "model_1000.pt"), path)
         kwargs = {"path": absolute(path)}
         factory, said = f"rl_eval.integrations.{library}:load_policy", f"the policy of {library} in {path}"
         if ":" in reference:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from rl_eval.bounded_read import FEW_MB, BoundedFile, read_entry
 from rl_eval.config.model_files import ModelFile, described
-from rl_eval.config.policy_sources import PolicyScheme, PolicySource, absolute, path_in
+from rl_eval.config.policy_sources import PolicyScheme, PolicySource, absolute, file_in
 from rl_eval.errors import ConfigError
 from rl_eval.integrations.pickled_arrays import inert
 from rl_eval.records.plain import parse_json
@@ -50,7 +50,7 @@ PASS: Final = f"vecnormalize=FILE (--set {_KEY}=FILE)"
 
 def _source(reference: str, path: Path | None, given: Collection[str]) -> PolicySource:
     """Return the policy source for a saved model. Include the file of the model's ``VecNormalize`` if it is found."""
-    path = path_in("sb3:model.zip", path)
+    path = file_in("sb3:model.zip", path)
     if path.is_dir():
         path = _only(path, sorted(path.glob("*.zip")), "model", "policy.policy", "Pass the path of one model.")
     kwargs = {"path": absolute(path)}
