@@ -30,6 +30,8 @@ GROUP: Final = "rl_eval.integrations"
 """Name of the entry-point group of other packages."""
 RANDOM: Final = "rl_eval.policies.uniform:UniformPolicy"
 """Factory of the policy ``random``."""
+SERVED: Final = "rl_eval.integrations.openpi:load_policy"
+"""Factory of a policy on a server."""
 FROZEN: Final = "rl_eval.integrations.normalizers:frozen"
 """Function that reads the statistics of a normalizer from a file."""
 _logger: Final = logging.getLogger(__name__)

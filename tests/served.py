@@ -48,14 +48,14 @@ class Recurrent:
 class Flat:
     """Policy for Pendulum without memory. Each pass takes some seconds; a random delay is added to it."""
 
-    def __init__(self, pass_s: float = 0.0, delay_s: float = 0.0, horizon: int = 0) -> None:
-        self.pass_s, self.delay_s, self.horizon = pass_s, delay_s, horizon
+    def __init__(self, pass_s: float = 0.0, delay_s: float = 0.0, horizon: int = 0, gain: float = 3.0) -> None:
+        self.pass_s, self.delay_s, self.horizon, self.gain = pass_s, delay_s, horizon, gain
         self.random = np.random.default_rng()
 
     def act(self, observations: Any, state: Any, live: Any, noise: Any) -> Any:
         time.sleep(self.pass_s + self.delay_s * self.random.random())
         drawn = np.zeros((len(observations), 1)) if noise is None else noise.normal(1)
-        rows = np.array([3 * np.tanh(seen[:1] + 0.5 * seen[-1:]) for seen in observations]) + 0.2 * drawn
+        rows = np.array([self.gain * np.tanh(seen[:1] + 0.5 * seen[-1:]) for seen in observations]) + 0.2 * drawn
         if self.horizon:
             return (rows[:, None] * np.linspace(1, 0.2, self.horizon)[:, None]).astype(np.float32), None
         return rows.astype(np.float32), None
@@ -190,6 +190,10 @@ def recurrent(delay_s: float = 0.0) -> Recurrent:
 
 def flat(delay_s: float = 0.0) -> Flat:
     return Flat(delay_s=delay_s)
+
+
+def opposite() -> Flat:
+    return Flat(gain=-3.0)
 
 
 def chunks() -> Flat:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from rl_eval.cli.printing import print_note, written
 from rl_eval.cli.shared import absolute_place, advanced, option, shown
-from rl_eval.errors import ClusterError, ConfigError, LogError
+from rl_eval.errors import ClusterError, ConfigError, LogError, PolicyUnavailable
 
 if TYPE_CHECKING:
     from rl_eval.config.settings import EvalSettings
@@ -211,12 +211,14 @@ def earlier_result(
 
     Raises:
         LogMismatch: The folder contains another run, and ``force`` is false.
+        ConfigError: The run is complete, and another policy answers at the server.
         ConfigError: The folder contains a result without a log that is not complete, or cannot be opened.
         UsageError: The log contradicts the result beside it.
     """
     from rl_eval.log.storage import is_uri, open_storage
     from rl_eval.log.writer import other_run
     from rl_eval.policies.subject import configured_weights
+    from rl_eval.records.guarantee import is_served
     from rl_eval.results.files import RESULT_FILE, is_log_folder, summary_in
     from rl_eval.results.provenance import manifest_of
 
@@ -234,7 +236,22 @@ def earlier_result(
             raise other
         _remove_run(output, label)
         return None
-    return _saved_result(output, label) if contents is None else _finished(contents, label, settings, say)
+    if contents is None:
+        return _saved_result(output, label)
+    found = _finished(contents, label, settings, say)
+    if found is None or not is_served(contents.numerics):
+        return found
+    from rl_eval.execution.group import EvalRunnerGroup
+
+    say("asking the server whether it still has this policy")
+    try:
+        with EvalRunnerGroup(settings, threaded=settings.runners.num_runners > 0) as group:
+            return group.submit(output=output, accept_code_change=accept_code_change).result()
+    except PolicyUnavailable as error:
+        note = f"it was not checked that the server still has the policy of this run: {error.problem}"
+        print_note(note)
+        found.provenance["notes"] = [*found.provenance["notes"], note]
+        return found
 
 
 def _read_log(output: str, say: Callable[[str], None]) -> LogContents | None:

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any, Final, final
 from typing_extensions import override
 
 from rl_eval.backends.requests import Apply
-from rl_eval.errors import ConfigError, NumericsMismatch
+from rl_eval.errors import ConfigError, NumericsMismatch, PolicyUnavailable
 from rl_eval.execution.outcome import Aspect, EvalOutcome
 from rl_eval.execution.session import Phase
 from rl_eval.policies.inference.probe import numerics_again
-from rl_eval.records.guarantee import NUMERICS, is_of_guarantee
+from rl_eval.records.guarantee import NUMERICS, is_of_guarantee, is_served
+from rl_eval.results.provenance import described_settings
+from rl_eval.results.text import policy_name
 
 if TYPE_CHECKING:
     from rl_eval.execution.jobs import Job
@@ -48,6 +50,8 @@ class Numerics(Aspect):
         self._reported: dict[int, tuple[dict[str, Any], str]] = {}
         """Numerics key of each runner, and digest of the weights with which its policy was built, by the runner's
         number."""
+        self.has_asked = False
+        """Whether a runner has reported its key in this session."""
 
     def reported(self, member: Member, report: RunReport) -> None:
         """Compare the key of a runner with the reference key.
@@ -61,10 +65,14 @@ class Numerics(Aspect):
         store = self.outcome.store
         built = report.extra.get(NUMERICS, "")
         self._reported[member.number] = report.numerics, built
+        self.has_asked = True
         if not store.numerics:
-            if not len(report.rows):
+            served = is_served(report.numerics)
+            if not (len(report.rows) or served):
                 return
             store.numerics = self._most_frequent()
+            if served:  # So that another policy cannot continue the log, even if no episode finishes.
+                store.add_numerics()
         key = report.numerics
         different = self._different(key)
         if not different:
@@ -74,6 +82,7 @@ class Numerics(Aspect):
             return
         if member.position in self._unproven:
             raise self._changed(member, key, different)
+        self._check_server(key, different)
         if different == ["outputs"] and self.outcome.weights is None and self._built_others(built):
             problem = (
                 f"runner {member.position} built its policy with other weights than the other runners, which happens "
@@ -99,7 +108,8 @@ class Numerics(Aspect):
         """Return the job that probes the policies again; None if no runner has outputs that can be compared."""
         key = self.outcome.store.numerics
         exact = any(value for name, value in key.items() if name.rpartition("/")[2] == "outputs")
-        return PolicyCheck(self.outcome, self) if exact and self._unproven else None
+        continued = is_served(key) and not self.has_asked
+        return PolicyCheck(self.outcome, self) if continued or (exact and self._unproven) else None
 
     @property
     def unproven(self) -> list[int]:
@@ -107,11 +117,17 @@ class Numerics(Aspect):
         return sorted(self._unproven)
 
     def probed(self, member: Member, key: dict[str, Any]) -> None:
-        """Compare the key of a runner after its last episode with the reference key."""
-        if different := self._different(key):
+        """Compare the key of a runner after its last episode with the reference key.
+
+        Raises:
+            ConfigError: The runner had no episode to run, and another policy answers at the server.
+        """
+        different, self.has_asked = self._different(key), True
+        if different and member.position in self._unproven:
             self._changed(member, key, different)
         else:
-            del self._unproven[member.position]
+            self._check_server(key, different)
+            self._unproven.pop(member.position, None)
 
     def lost(self, member: Member, crash_report: CrashReport | None) -> None:
         """Remove the key of a lost runner."""
@@ -134,6 +150,17 @@ class Numerics(Aspect):
     def _shown(self, key: dict[str, Any], different: list[str]) -> str:
         known = self.outcome.store.numerics
         return ", ".join(f"{name} is {key.get(name)!r}, not {known.get(name)!r}" for name in different)
+
+    def _check_server(self, key: dict[str, Any], different: list[str]) -> None:
+        """Check that the server has the policy of the earlier records.
+
+        Raises:
+            ConfigError: It has other weights or outputs.
+        """
+        if is_served(key) and any(name.rpartition("/")[2] in ("weights", "outputs") for name in different):
+            problem = f"{(name := _served(self.outcome))} is not the policy with which this run began: {self._shown(key, different)}"
+            fix = "Start that policy again. To evaluate this one, pass another output (--output)."
+            raise ConfigError(problem, key="policy.policy", value=name, fix=fix)
 
     def _changed(self, member: Member, key: dict[str, Any], different: list[str]) -> NumericsMismatch:
         """Set the records since the last probe of a runner aside, because its policy changed; return the error."""
@@ -160,11 +187,17 @@ class Numerics(Aspect):
         return not built or built not in theirs
 
 
+def _served(outcome: EvalOutcome) -> str:
+    return policy_name(described_settings(outcome.settings))
+
+
 @final
 class PolicyCheck(Phase):
     """Job that probes the policy of each runner again after its last episode.
 
-    A runner that does not answer causes a note, because it cannot be checked whether its policy changed.
+    A runner that does not answer causes a note, because it cannot be checked whether its policy changed. If the run was
+    complete before this session, one runner asks whether the server still has the policy; without an answer, the
+    evaluation fails.
 
     Args:
         outcome: The evaluation.
@@ -179,13 +212,20 @@ class PolicyCheck(Phase):
         self._reason_of: dict[int, str] = {}
         """Reason why a runner could not probe its policy, by position."""
         self._ends = 0.0
+        self._awaits = not numerics.has_asked
+        """Whether a runner has yet to ask, for a run that was complete before this session."""
 
     def _begin(self, now: float) -> None:
         self._ends = now + _PATIENCE_S
         for member in self.pool.ready():
-            if member.position in self._numerics.unproven:
-                self._asked.add(member.number)
-                self.pool.call(member, Apply(numerics_again), tag=self.tag, now=now)
+            self.joined(member, now)
+
+    @override
+    def joined(self, member: Member, now: float) -> None:
+        if self._awaits or member.position in self._numerics.unproven:
+            self._awaits, self._ends = False, now + _PATIENCE_S
+            self._asked.add(member.number)
+            self.pool.call(member, Apply(numerics_again), tag=self.tag, now=now)
 
     @override
     def replied(self, member: Member, value: Any, now: float) -> None:
@@ -208,9 +248,12 @@ class PolicyCheck(Phase):
 
     @property
     def _complete(self) -> bool:
-        return not self._asked
+        return not (self._asked or self._awaits)
 
     def _ended(self, reason: str) -> None:
+        if not self._numerics.has_asked:
+            why = next(iter(self._reason_of.values()), reason or "the runner did not answer")
+            raise PolicyUnavailable(why, key="policy.policy", value=_served(self._outcome))
         for position in self._numerics.unproven:
             why = self._reason_of.get(position, "the runner did not answer")
             self._outcome.suspect = "the policy did not answer after the last episode"

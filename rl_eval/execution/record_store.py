@@ -124,6 +124,12 @@ class RecordStore:
         """Add rows, shape (n,), that no runner reported."""
         self._enter(rows, np.full((len(rows), len(self.table.info_keys)), np.nan))
 
+    def add_numerics(self) -> None:
+        """Write the numerics key before the first row, and start to commit it."""
+        if self._log is not None:
+            self._log.append(Batch(*self._nothing, numerics=self.numerics, num_runners=self.num_runners))
+            self._log.hurry()
+
     def add_end(self) -> None:
         """Write the finding of the determinism check and the remaining notes, as the last entry of the log."""
         if self._log is not None:

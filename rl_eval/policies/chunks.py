@@ -29,6 +29,7 @@ _FORWARDED: Final = (
     "connections",
     "explained",
     "numerics",
+    "others",
     "reconnect",
     "result_notes",
     "server",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
 
-from rl_eval.adapters import RANDOM
+from rl_eval.adapters import RANDOM, SERVED
 from rl_eval.errors import listed
 from rl_eval.errors.other_names import KnowsNames
 
@@ -186,11 +186,13 @@ def policy_name(provenance: Mapping[str, Any]) -> str:
 
     The random policy is ``random``. The name of a library's model is the end of its path, such as
     ``sb3:seed_1/best_model.zip``, because all models have the same factory, and many have the same file name. Boolean
-    arguments, such as ``vecnormalize=False``, are appended.
+    arguments, such as ``vecnormalize=False``, are appended. A policy on a server has its address.
     """
     factory = lookup(provenance, "identity", "policy")
     if factory == RANDOM:
         return "random"
+    if factory == SERVED:
+        return f"openpi://{lookup(provenance, 'config', 'policy', 'policy_kwargs', 'addresses')}"
     path = PurePath(lookup(provenance, "identity", "policy_kwargs", "path"))
     library = _LOADER.fullmatch(factory)
     if library is None or not path.name:

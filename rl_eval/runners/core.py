@@ -44,7 +44,7 @@ from rl_eval.records.episode import (
     record_of,
 )
 from rl_eval.records.generators import GeneratorSensor
-from rl_eval.records.guarantee import NUMERICS
+from rl_eval.records.guarantee import NUMERICS, is_served
 from rl_eval.runners.environment import import_env
 from rl_eval.runners.facts import RunnerFacts
 from rl_eval.runners.metrics import metric_functions, scalar_columns
@@ -298,7 +298,8 @@ class RunnerCore(abc.ABC):
 
         Returns:
             Whether to report immediately. If there are several runners, each one reports its numerics key before its
-            first record. So the group uses the key of most runners, not the key of the fastest runner.
+            first record. So the group uses the key of most runners, not the key of the fastest runner. The key of a
+            server is in the log before its first episode begins.
         """
         if abort:
             self._abort()
@@ -320,7 +321,7 @@ class RunnerCore(abc.ABC):
             wanted = set(reclaim)
             self._pending.returned += [lease.index for lease in self.queue if lease.index in wanted]
             self.queue = deque(lease for lease in self.queue if lease.index not in wanted)
-        return probing and self.settings.runners.num_runners > 1
+        return probing and (self.settings.runners.num_runners > 1 or is_served(self._inference.numerics))
 
     def _bound_to(self) -> dict[str, Any]:
         """Return the entries that the environments add to the numerics key."""

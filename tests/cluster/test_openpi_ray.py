@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from operator import attrgetter
+from pathlib import Path
 
 import pytest
 
@@ -97,3 +99,23 @@ def test_another_policy_at_the_address_is_noticed(server: Openpi, runners: int) 
     with suppress(ConfigError):
         status = evaluate(config_of(server, runners, 30.0)).status
     assert status != "complete"
+
+
+def test_runners_share_the_addresses_evenly(server: Openpi) -> None:
+    other = Openpi()
+    config = server.config(2, 2).policy(f"openpi://127.0.0.1:{server.port},127.0.0.1:{other.port}")
+    with EvalRunnerGroup(config) as group:
+        used = group.foreach_runner(attrgetter("policy.server"), 300.0)
+    other.kill()
+    assert len({*used}) == 2
+
+
+def test_a_complete_run_is_not_that_of_another_policy(tmp_path: Path) -> None:
+    server = Openpi()
+    expected = evaluate(server.config(2, 2), output=tmp_path).fingerprint
+    assert evaluate(server.config(2, 2), output=tmp_path).fingerprint == expected
+    server.kill()
+    server.start(-1.0)
+    with refused(ConfigError, "policy.policy", value=f"openpi://127.0.0.1:{server.port}"):
+        evaluate(server.config(2, 2), output=tmp_path)
+    server.kill()

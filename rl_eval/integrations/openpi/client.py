@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
@@ -25,6 +26,7 @@ from rl_eval.integrations.openpi.wire import pack, unpack
 from rl_eval.policies.chunks import steps_of
 from rl_eval.policies.inference.spaces import ActionReader
 from rl_eval.protocols import Answer, NoiseSource
+from rl_eval.supervision.processes import RUNNER_MARK
 
 if TYPE_CHECKING:
     from rl_eval.integrations.openpi import Server
@@ -90,8 +92,9 @@ class ServedPolicy:
         self._section = section
         self._structure = ActionReader(action_space, section.actions).structure
         self._agreed = greeting(section, observation_space, action_space)
-        self._place = os.getpid() % len(server.addresses)
-        """Position of the address in use. Runners are different processes."""
+        mark = os.environ.get(RUNNER_MARK, f"-{os.getpid()}")
+        self._place = int(mark.rpartition("-")[2]) % len(server.addresses)
+        """Position of the address in use. The first one is that of the runner's number, or else of the process."""
         self._link: Connection | None = None
         self._waiting: deque[_Row] = deque()
         """Rows without an answer, in the order of their requests."""
@@ -101,7 +104,7 @@ class ServedPolicy:
         """Time of the last answer, or of the first request after it."""
         self._episodes = self._sent = self.connections = 0
         self.numerics: dict[str, Any] = {}
-        """Numerics key of a server of rl_eval."""
+        """Facts about the server, for the numerics key."""
 
     @property
     def speed_notes(self) -> tuple[str, ...]:
@@ -171,7 +174,18 @@ class ServedPolicy:
     def reconnect(self) -> None:
         """Replace the connection by a new one."""
         self._drop()
-        self._again(LostError("the connection was replaced"))
+        self._connected()
+
+    def others(self) -> Iterator[str]:
+        """Yield the name of the server at each other address, while it is in use."""
+        own, count = self._place, len(self._server.addresses)
+        for place in range(own + 1, own + count):
+            self._place = place % count
+            self.reconnect()
+            yield self.server
+        if count > 1:
+            self._place = own
+            self.reconnect()
 
     # ------------------------------------------------------------------ requests and answers
 
@@ -372,6 +386,7 @@ class ServedPolicy:
                 problem = f"policy.deterministic is False, but {self.server} takes no random numbers"
                 fix = "Set policy.deterministic: true. If the server samples, also set policy.allow_nondeterministic."
                 raise ConfigError(problem, key="policy.deterministic", value=False, fix=fix)
+            self.numerics = {"protocol": "openpi"}
             return
         chunk, horizon = self._section.chunk, metadata.get("horizon")
         if chunk is not None and isinstance(horizon, int):

@@ -462,7 +462,7 @@ class RowInference:
     def _machine(self) -> dict[str, Any]:
         """Return the version, settings and device of the policy's library: torch for a module, otherwise numpy.
 
-        A server of rl_eval has announced its own.
+        The client of a server has the facts about the server instead.
         """
         if announced := getattr(self._policy, "numerics", None):
             return {f"server/{name}": value for name, value in announced.items()}

@@ -205,15 +205,20 @@ class Probe:
         return Finding("whole" if whole else "block", _digest(reference[:BLOCK]), sizes=self._sizes(reference))
 
     def _ask_twice(self) -> Finding:
-        """Ask a server for the reference block, and again over a new connection, in another order.
+        """Ask a server for the reference block, again over a new connection in another order, and at other addresses.
 
         The server alone decides which rows share a pass.
         """
         rows = self._block(0)
+        policy: Any = self.policy
         first = self._outputs(self._observations, rows, range(BLOCK))
-        self.policy.reconnect()  # type: ignore[attr-defined]
+        policy.reconnect()
         if self._outputs(self._observations, rows[::-1], range(BLOCK)) != first[::-1]:
             raise _Unrepeatable("the same observations")
+        for other in policy.others():
+            if self._outputs(self._observations, rows, range(BLOCK)) != first:
+                problem, key = f"{self._server} and {other} have different policies", "policy.policy_kwargs.addresses"
+                raise ConfigError(problem, key=key, value=other, fix="Name only servers of the same policy.")
         return Finding("whole", _digest(first))
 
     def _sizes(self, reference: list[bytes]) -> tuple[int, ...]:
@@ -440,17 +445,25 @@ def checked_answer(policy: Policy, answer: Any, state: Any) -> tuple[Any, Any]:
 
 
 def numerics_again(runner: Any) -> dict[str, Any] | str:
-    """Probe the policy of a runner again, between evaluations.
+    """Probe the policy of a runner again, between evaluations. A new runner probes it for the first time.
 
     Returns:
         The numerics key, or the error of the policy as text. After a change, the next evaluation begins with a complete
         probe.
+
+    Raises:
+        EvalError: The policy of a new runner cannot act as configured.
     """
+    is_new = False
     try:
         inference = runner.inference
+        if is_new := not inference.numerics:
+            runner.accept()
         former = inference.numerics
         inference.probe_again()
     except survivable() as error:
+        if is_new and not isinstance(error, PolicyUnavailable):
+            raise
         return summary_of(error)
     found: dict[str, Any] = inference.numerics
     if found != former:

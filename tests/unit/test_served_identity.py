@@ -1,0 +1,235 @@
+"""What a server serves is part of an evaluation's identity, and its address is not: a number has one policy."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+import yaml
+
+from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
+from rl_eval.cli.exits import ExitCode
+from rl_eval.errors import ConfigError, PolicyUnavailable
+from rl_eval.log import read_log
+from rl_eval.results.loading import load
+from rl_eval.results.text import policy_name
+from rl_eval.suites.suite import Suite
+from tests.openpi_world import STEPS, Openpi
+from tests.refused import refused, untold
+from tests.served import Served
+from tests.unit.cli_world import call
+
+pytestmark = pytest.mark.process
+
+EPISODES, STRUCK = 6, 4
+
+Start = Callable[[str, float], Any]
+
+
+STRIKES: dict[tuple[int, int], Callable[[], object]] = {}
+"""What happens once, by episode and step."""
+
+
+class Short(gym.Wrapper[Any, Any, Any, Any]):
+    """Pendulum with short episodes, in whose steps something may happen."""
+
+    def __init__(self) -> None:
+        super().__init__(gym.make("Pendulum-v1", max_episode_steps=STEPS))
+        self._index = self._steps = 0
+
+    def begin_episode(self, index: int, seed: int, attempt: int) -> None:
+        self._index, self._steps = index, 0
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        if (self._index, self._steps + 1) in STRIKES:
+            time.sleep(0.2)  # Longer than a slice, so the runner reports next.
+        if strike := STRIKES.pop((self._index, self._steps), None):
+            strike()
+        return super().step(action)
+
+
+ENV = f"{__name__}:Short"
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start a server of a kind. A negative gain makes another policy."""
+    started: list[Any] = []
+
+    def begin(kind: str, gain: float = 1.0) -> Any:
+        started.append(Openpi("det", gain) if kind == "stock" else Served("flat" if gain > 0 else "opposite"))
+        return started[-1]
+
+    STRIKES.clear()
+    yield begin
+    for one in started:
+        one.kill()
+
+
+def replaced(server: Any) -> None:
+    """Start another policy at the address of a server."""
+    server.kill()
+    if isinstance(server, Openpi):
+        server.start(-1.0)
+    else:
+        server.options = ("tests.served:opposite", *server.options[1:])
+        server.start()
+
+
+def address(*servers: Any) -> str:
+    return "openpi://" + ",".join(f"127.0.0.1:{one.port}" for one in servers)
+
+
+def config(*servers: Any, lanes: int = 1, **policy: Any) -> EvalConfig:
+    limits = {"patience_s": 0.0, "answer_timeout_s": 20.0}
+    found = EvalConfig().environment(ENV).policy(address(*servers), policy_kwargs=limits, **policy)
+    found.evaluation(num_episodes=EPISODES).fault_tolerance(max_runner_restarts=0)
+    return found.runners(num_envs_per_runner=lanes)
+
+
+def command(output: Path, *servers: Any, json_too: bool = False) -> Any:
+    given = ["--env", ENV, "--policy", address(*servers), "-n", str(EPISODES), "-o", str(output)]
+    given += ["--set", "policy.policy_kwargs.patience_s=0", "--set", "fault_tolerance.max_runner_restarts=0"]
+    return call("run", *given, *(["--json"] if json_too else []))
+
+
+def finished(output: Path) -> int:
+    """Return the number of episodes in a log."""
+    return len(read_log(output).rows)
+
+
+KINDS = pytest.mark.parametrize("kind", ["stock", "served"])
+
+
+@KINDS
+def test_a_complete_run_is_not_that_of_another_policy(start: Start, kind: str, tmp_path: Path) -> None:
+    """The run of the same policy at another address has its number, without another episode."""
+    first, moved, other = start(kind), start(kind), start(kind, -1.0)
+    expected = evaluate(config(first), output=tmp_path / "run")
+    with refused(ConfigError, "policy.policy", value=address(other)) as seen:
+        evaluate(config(other), output=tmp_path / "run")
+    assert seen.value.fix
+    again = evaluate(config(moved), output=tmp_path / "run")
+    assert (again.status, again.fingerprint, again.provenance["notes"]) == (
+        "complete",
+        expected.fingerprint,
+        expected.provenance["notes"],
+    )
+    assert load(tmp_path / "run").fingerprint == expected.fingerprint
+
+
+@KINDS
+def test_the_command_line_asks_before_it_shows_a_complete_run(start: Start, kind: str, tmp_path: Path) -> None:
+    first, moved, other = start(kind), start(kind), start(kind, -1.0)
+    assert command(tmp_path / "run", first).exit_code == 0
+    number = json.loads((tmp_path / "run/result.json").read_text())["fingerprint"]
+    refusal = command(tmp_path / "run", other)
+    assert refusal.exit_code == ExitCode.USAGE
+    assert untold(refusal.output, number) == [number]
+    assert json.loads(command(tmp_path / "run", moved, json_too=True).stdout)["fingerprint"] == number
+
+
+@KINDS
+def test_without_its_server_a_complete_run_is_shown_with_a_note(start: Start, kind: str, tmp_path: Path) -> None:
+    """The note is in this result alone: the next one may have asked."""
+    server = start(kind)
+    expected = evaluate(config(server), output=tmp_path / "run")
+    server.kill()
+    again = evaluate(config(server), output=tmp_path / "run")
+    shown = json.loads(command(tmp_path / "run", server, json_too=True).stdout)
+    assert (again.status, again.fingerprint) == (shown["status"], shown["fingerprint"]) == ("complete", expected.fingerprint)
+    for notes in (again.provenance["notes"], shown["provenance"]["notes"]):
+        assert not untold(notes[-1], f"127.0.0.1:{server.port}")
+        assert len(notes) == len(expected.provenance["notes"]) + 1
+    server.start()
+    asked = evaluate(config(server), output=tmp_path / "run")
+    assert asked.provenance["notes"] == expected.provenance["notes"]
+
+
+@KINDS
+@pytest.mark.parametrize("struck", [0, STRUCK])
+def test_an_unfinished_run_is_continued_by_its_policy_alone(
+    start: Start, kind: str, struck: int, tmp_path: Path
+) -> None:
+    """Also if no episode had finished."""
+    first, moved, other = start(kind), start(kind), start(kind, -1.0)
+    expected = evaluate(config(moved)).fingerprint
+    STRIKES[struck, 3] = first.kill
+    with suppress(PolicyUnavailable):  # If it ends before the first segment of the log.
+        evaluate(config(first), output=tmp_path / "run")
+    assert finished(tmp_path / "run") == struck
+    with refused(ConfigError, "policy.policy", value=address(other)):
+        evaluate(config(other), output=tmp_path / "run")
+    assert finished(tmp_path / "run") == struck
+    result = evaluate(config(moved), output=tmp_path / "run")
+    assert (result.status, result.fingerprint) == ("complete", expected)
+    first.start()
+
+
+@KINDS
+def test_a_group_that_has_asked_asks_again(start: Start, kind: str, tmp_path: Path) -> None:
+    """Its server may have been replaced since then."""
+    server = start(kind)
+    with EvalRunnerGroup(config(server).policy(policy_kwargs={"patience_s": 20.0})) as group:
+        expected = group.evaluate(output=tmp_path / "run").fingerprint
+        assert group.evaluate(output=tmp_path / "run").fingerprint == expected
+        replaced(server)
+        with refused(ConfigError, "policy.policy"):
+            group.evaluate(output=tmp_path / "run")
+
+
+@KINDS
+def test_a_cell_of_a_suite_is_continued_by_its_policy_alone(start: Start, kind: str, tmp_path: Path) -> None:
+    server = start(kind)
+    values = {
+        "suite": "served",
+        "shared": {
+            "evaluation": {"num_episodes": EPISODES},
+            "fault_tolerance": {"max_runner_restarts": 0},
+            "runners": {"num_envs_per_runner": 1},
+        },
+        "tasks": {"swing": {"environment": {"env": ENV}}},
+        "policies": {"served": {"policy": address(server), "policy_kwargs": {"patience_s": 0.0}}},
+    }
+    (tmp_path / "suite.yaml").write_text(yaml.safe_dump(values))
+    STRIKES[STRUCK, 3] = server.kill
+    suite = Suite.from_yaml(tmp_path / "suite.yaml")
+    suite.run(tmp_path / "out")
+    replaced(server)
+    (state,) = suite.run(tmp_path / "out").cells
+    assert state.status == "error"
+    assert address(server) in state.reason
+
+
+@KINDS
+def test_addresses_with_different_policies_are_rejected_at_the_start(start: Start, kind: str) -> None:
+    """All of them are asked, and the error names both."""
+    first, same, other = start(kind), start(kind), start(kind, -1.0)
+    for servers in ((first, other), (first, same, other), (other, first)):
+        with refused(ConfigError, "policy.policy_kwargs.addresses") as seen:
+            evaluate(config(*servers))
+        assert not untold(str(seen.value), *(f"127.0.0.1:{one.port}" for one in (first, other)))
+    assert evaluate(config(first, same)).fingerprint == evaluate(config(first)).fingerprint
+
+
+def test_an_address_without_a_server_is_passed_over(start: Start) -> None:
+    first, gone = start("stock"), start("stock")
+    expected = evaluate(config(first)).fingerprint
+    gone.kill()
+    for servers in ((first, gone), (gone, first)):
+        assert evaluate(config(*servers)).fingerprint == expected
+    gone.start()
+
+
+def test_a_result_names_the_address(start: Start, tmp_path: Path) -> None:
+    server = start("stock")
+    evaluate(config(server), output=tmp_path / "run")
+    assert policy_name(load(tmp_path / "run").provenance) == address(server)
+    assert address(server) in call("show", str(tmp_path / "run")).output
