@@ -52,13 +52,16 @@ class Numerics(Aspect):
         number."""
         self.has_asked = False
         """Whether a runner has reported its key in this session."""
+        self._records = False
+        """Whether an episode was recorded in this session."""
 
     def reported(self, member: Member, report: RunReport) -> None:
         """Compare the key of a runner with the reference key.
 
         Raises:
             NumericsMismatch: The keys differ, so the runner's floats could differ, too.
-            ConfigError: The runner built its policy with other weights than the other runners.
+            ConfigError: The runner built its policy with other weights than the other runners, or another policy
+                answers at its server than in earlier sessions.
         """
         if not report.numerics:
             return
@@ -82,8 +85,10 @@ class Numerics(Aspect):
             return
         if member.position in self._unproven:
             raise self._changed(member, key, different)
-        self._check_server(key, different)
-        if different == ["outputs"] and self.outcome.weights is None and self._built_others(built):
+        if is_served(key):
+            if not self._records:
+                self._check_server(key, different)
+        elif different == ["outputs"] and self.outcome.weights is None and self._built_others(built):
             problem = (
                 f"runner {member.position} built its policy with other weights than the other runners, which happens "
                 "if a factory draws random weights, or if another policy answers at a server"
@@ -102,6 +107,7 @@ class Numerics(Aspect):
     def counted(self, report: RunReport, indices: set[int]) -> None:
         """Note that episodes were recorded since the last probe of their runner."""
         if indices:
+            self._records = True
             self._unproven[int(report.rows["runner"][0])].extend(indices)
 
     def follow_up(self) -> Job | None:
@@ -158,7 +164,8 @@ class Numerics(Aspect):
             ConfigError: It has other weights or outputs.
         """
         if is_served(key) and any(name.rpartition("/")[2] in ("weights", "outputs") for name in different):
-            problem = f"{(name := _served(self.outcome))} is not the policy with which this run began: {self._shown(key, different)}"
+            name = _served(self.outcome)
+            problem = f"{name} is not the policy with which this run began: {self._shown(key, different)}"
             fix = "Start that policy again. To evaluate this one, pass another output (--output)."
             raise ConfigError(problem, key="policy.policy", value=name, fix=fix)
 
