@@ -66,9 +66,7 @@ class Handler(socketserver.BaseRequestHandler):
             self.flush()
 
     def flush(self) -> None:
-        for data in self.protocol.data_to_send():
-            if data:
-                self.request.sendall(data)
+        self.request.sendall(b"".join(self.protocol.data_to_send()))  # Two answers come together.
 
     def answer(self, message: bytes) -> bool:
         """Answer a request; return whether to go on."""

@@ -27,6 +27,7 @@ Array = npt.NDArray[Any]
 
 _FORWARDED: Final = (
     "connections",
+    "doubt",
     "explained",
     "numerics",
     "others",

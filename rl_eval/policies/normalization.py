@@ -22,7 +22,17 @@ Array = npt.NDArray[Any]
 
 ARRAYS: Final = ("mean", "var", "factor", "count")
 """Fields of :class:`Statistics` that are arrays."""
-_FORWARDED: Final = ("connections", "ended", "numerics", "others", "outputs", "reconnect", "server", "speed_notes")
+_FORWARDED: Final = (
+    "connections",
+    "doubt",
+    "ended",
+    "numerics",
+    "others",
+    "outputs",
+    "reconnect",
+    "server",
+    "speed_notes",
+)
 """Attributes of a policy that do not depend on its observations."""
 
 

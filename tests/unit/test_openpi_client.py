@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from multiprocessing.connection import wait
 from typing import Any
 
 import gymnasium as gym
@@ -14,11 +15,12 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import Server, ServerConnection, serve
 
 from rl_eval.config.settings import PolicySection
-from rl_eval.errors import PolicyError
+from rl_eval.errors import PolicyError, PolicyUnavailable
 from rl_eval.integrations.openpi import load_policy
 from rl_eval.integrations.openpi.client import ServedPolicy
 from rl_eval.integrations.openpi.greeting import EXTENSION, greeting
 from rl_eval.integrations.openpi.wire import pack, unpack
+from tests.refused import refused, untold
 
 SPACES = gym.spaces.Box(-1, 1, (1,), np.float32), gym.spaces.Box(-99, 99, (16,), np.float32)
 SECTION = PolicySection()
@@ -37,7 +39,7 @@ def start() -> Iterator[Start]:
     def started(answer: Callable[[Any], Any], metadata: Any = None) -> ServedPolicy:
         def talk(connection: ServerConnection) -> None:
             with suppress(ConnectionClosed):
-                connection.send(pack(metadata or {}))
+                connection.send(metadata if isinstance(metadata, str | bytes) else pack(metadata or {}))
                 for message in connection:
                     assert isinstance(message, bytes)
                     found = answer(unpack(message))
@@ -48,7 +50,7 @@ def start() -> Iterator[Start]:
         servers.append(serve(talk, "127.0.0.1", 0, close_timeout=0.1))
         threading.Thread(target=servers[-1].serve_forever).start()
         address = f"127.0.0.1:{servers[-1].socket.getsockname()[1]}"
-        clients.append(ServedPolicy(load_policy(address), SECTION, *SPACES))
+        clients.append(ServedPolicy(load_policy(address, patience_s=0.2), SECTION, *SPACES))
         return clients[-1]
 
     yield started
@@ -126,3 +128,29 @@ def test_a_second_answer_is_not_that_of_the_next_step(start: Start) -> None:
     for row in ROWS:
         found, state = policy.act(row[None], state, LIVE[:1], None)
         assert np.array_equal(found, [row + np.arange(16)])
+
+
+@pytest.mark.parametrize("greeted", [pack(5), pack([1]), b"\xc1garbage", b"", "hello"])
+def test_a_greeting_that_is_no_metadata_is_told_after_the_patience(start: Start, greeted: Any) -> None:
+    policy = start(action, greeted)
+    with refused(PolicyUnavailable, "policy.policy") as seen:
+        policy.initial_state(1)
+    assert not untold(str(seen.value), policy.server.rpartition(" ")[2])
+
+
+def test_an_answer_too_many_puts_the_former_ones_in_doubt(start: Start) -> None:
+    """Answers without numbers may have been those of other rows. A new connection is in step again."""
+
+    def answer(request: Any) -> Any:
+        return [{"actions": action(request)}] * (2 if request["observation"] == 3 else 1)
+
+    policy = start(answer)
+    for row in ROWS:
+        found, _ = policy.act(row[None], None, LIVE[:1], None)
+        assert bool(policy.doubt) == (row > 3)
+        if row == 3:
+            assert wait([policy.fileno()], 60)
+        assert np.array_equal(found, [row + np.arange(16)])
+    assert policy.connections == 2
+    policy.reconnect()
+    assert not policy.doubt

@@ -105,6 +105,8 @@ class ServedPolicy:
         self._episodes = self._sent = self.connections = 0
         self.numerics: dict[str, Any] = {}
         """Facts about the server, for the numerics key."""
+        self.doubt = ""
+        """Reason why former answers may have been those of other rows; empty if there is none."""
 
     @property
     def speed_notes(self) -> tuple[str, ...]:
@@ -173,6 +175,7 @@ class ServedPolicy:
 
     def reconnect(self) -> None:
         """Replace the connection by a new one."""
+        self.doubt = ""
         self._drop()
         self._connected()
 
@@ -190,7 +193,7 @@ class ServedPolicy:
     # ------------------------------------------------------------------ requests and answers
 
     def _send(self, observations: Any, state: Any, noise: Any, wanted: Array) -> int:
-        link, number = self._connected(), self._sent
+        link, number = self._in_step(), self._sent
         self._sent += 1
         requests = self._requests.of(tree.map_structure(lambda leaf: leaf[wanted], observations))
         rows = [_Row(number, place, one) for place, one in enumerate(requests)]
@@ -212,6 +215,22 @@ class ServedPolicy:
         except LostError as error:
             self._again(error)
         return number
+
+    def _in_step(self) -> Connection:
+        """Return the connection. Replace it if an answer has come that no row waits for.
+
+        Answers of a server without numbers are in the order of the requests, so former answers may have been shifted.
+        """
+        link = self._connected()
+        if self._waiting or "rl_eval" in link.metadata:
+            return link
+        with suppress(LostError):  # Sending fails, too.
+            if wait([link.fileno()], 0):
+                link.read()
+        if link.messages:
+            self.doubt = f"unknown, because {self.server} sent an answer that no request waited for"
+            self._drop()
+        return self._connected()
 
     def _transmit(self, link: Connection, row: _Row) -> None:
         if (extension := row.message.get(EXTENSION)) is not None:

@@ -154,11 +154,14 @@ class Probe:
     def digest_again(self, verdict: Verdict) -> str:
         """Compute the reference outputs again, and return their digest, as in :class:`Finding`.
 
-        If the policy raises an error, the result names the error instead.
+        If the policy raises an error, the result names the error instead. If its former outputs are in doubt, the
+        result is the reason.
 
         Raises:
             PolicyUnavailable: The policy cannot act for now.
         """
+        if doubt := getattr(self.policy, "doubt", ""):
+            return str(doubt)
         with no_grad(), buffers_kept(self.policy):
             try:
                 if verdict == "row":
