@@ -4,7 +4,7 @@ It prints its port when it is open, and ends with the process that started it, w
 
 - ``det``: the action is a function of the observation;
 - ``random``: one generator for all clients;
-- ``chunks``: chunks of four actions;
+- ``chunks``: chunks of ten actions;
 - ``drifts``: after 300 requests, it is another policy;
 - a fault, once, at the request with the number in the variable ``FAULT_AT``: ``error``, ``shape``, ``nan``, ``half``,
   ``garbage``, ``never``, ``twice``, ``key``, ``dies``, ``noise`` (bytes that are no frame).
@@ -41,7 +41,7 @@ def action(request: dict[str, Any]) -> Any:
     if MODE == "random":
         value += np.float32(RNG.normal())
     found = np.full(1, value, np.float32)
-    return np.stack([found * (1 - 0.2 * step) for step in range(4)]).astype(np.float32) if MODE == "chunks" else found
+    return np.stack([found * (1 - 0.08 * step) for step in range(10)]).astype(np.float32) if MODE == "chunks" else found
 
 
 class Handler(socketserver.BaseRequestHandler):

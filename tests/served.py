@@ -70,8 +70,8 @@ class Served:
         token: Token in the environment of the command; empty for none.
     """
 
-    def __init__(self, policy: str, *options: str, token: str = "", env: str = "Pendulum-v1") -> None:
-        self.options = (f"{__name__}:{policy}", "--env", env, "--json", *options)
+    def __init__(self, policy: str, *options: str, token: str = "") -> None:
+        self.options = (f"{__name__}:{policy}", "--env", "Pendulum-v1", "--json", *options)
         self.token, self.port = token, 0
         self.ends = False
         self.start()
@@ -198,17 +198,3 @@ def opposite() -> Flat:
 
 def chunks() -> Flat:
     return Flat(horizon=HORIZON)
-
-
-class Told:
-    """Policy that follows an instruction, in chunks of four actions."""
-
-    def act(self, observations: Any, state: Any, live: Any, noise: Any) -> Any:
-        time.sleep(0.002)
-        gains = np.array([0.1 * len(str(one)) for one in observations["instruction"]])
-        rows = np.array([np.tanh(-gain * place) for gain, place in zip(gains, observations["place"], strict=True)])
-        return (rows[:, None] * np.linspace(1, 0.4, HORIZON)[None, :, None]).astype(np.float32), None
-
-
-def told() -> Told:
-    return Told()

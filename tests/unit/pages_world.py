@@ -42,7 +42,7 @@ NOT_FOLLOWED = {
     "benchmarks": "hours of measurements",
     "cluster": "machines and clouds; test_jobs.py and test_ray_submit.py try its commands, test_pages.py its Python",
     "CONTRIBUTING": "all of CI",
-    "servers": "a server of openpi; test_openpi.py uses its mapping and tries what it says",
+    "servers": "servers and clusters; tests/cluster/test_servers_page.py types its commands",
 }
 """Pages that need more than a test has."""
 PROGRAMS = {
