@@ -142,8 +142,10 @@ def _run(path: str) -> dict[str, Any] | None:
 def _state(path: str, result: EvalResult) -> RunState:
     from rl_eval.log.ownership import state_of
     from rl_eval.log.storage import open_storage
+    from rl_eval.records.determinism import UNFINISHED
 
-    return state_of(open_storage(path), whole=not result.stopped_early, watch=True)
+    whole = not result.stopped_early and result.determinism != UNFINISHED
+    return state_of(open_storage(path), whole=whole, watch=True)
 
 
 def _slowest(result: EvalResult) -> list[dict[str, Any]]:

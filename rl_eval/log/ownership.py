@@ -176,7 +176,7 @@ def state_of(storage: Storage, *, whole: bool, watch: bool = False) -> RunState:
 
     Args:
         storage: The log.
-        whole: Whether every episode of the plan is in the log.
+        whole: Whether every episode of the plan and the determinism check are in the log.
         watch: As for :func:`writer_of`.
     """
     return "running" if writer_of(storage, watch=watch) is not None else "finished" if whole else "stopped"

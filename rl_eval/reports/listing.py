@@ -17,6 +17,7 @@ from rl_eval.errors import EvalError, UsageError
 from rl_eval.errors.redaction import redact_text
 from rl_eval.log.ownership import RunState, state_of
 from rl_eval.log.storage import LocalStorage
+from rl_eval.records.determinism import UNFINISHED
 from rl_eval.records.parquet import parquet_columns
 from rl_eval.records.plain import damage, plain
 from rl_eval.reports.page import one_line
@@ -160,7 +161,8 @@ def _listed(path: Path, name: str) -> ListedRun:
         run = _run(name, result.to_dict())
         if not is_log_folder(path):
             return run
-        return replace(run, state=state_of(LocalStorage(path), whole=not result.stopped_early))
+        whole = not result.stopped_early and result.determinism != UNFINISHED
+        return replace(run, state=state_of(LocalStorage(path), whole=whole))
     except EvalError as error:
         problem = str(error)
     except Exception as error:  # Any error is possible in files of others.

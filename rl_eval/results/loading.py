@@ -16,7 +16,7 @@ import numpy as np
 
 from rl_eval.errors import UsageError
 from rl_eval.log.storage import is_uri
-from rl_eval.records.determinism import Determinism
+from rl_eval.records.determinism import UNFINISHED, Determinism
 from rl_eval.records.episode import EpisodeTable
 from rl_eval.records.plain import check_claim, damage, typed
 from rl_eval.results.files import RESULT_FILE, check_fingerprint, is_log_folder, read_folder
@@ -92,7 +92,7 @@ def _result(contents: LogContents, folder: str) -> EvalResult:
         audit_mismatches=contents.mismatches,
         condition_target=config["evaluation"].get("condition_target", "rows"),  # Older logs have none.
         ended_by=ended_by,
-        determinism=typed(Determinism, found) if found else Determinism(remark="the evaluation has not ended"),
+        determinism=typed(Determinism, found) if found else UNFINISHED,
     )
 
 

@@ -106,6 +106,16 @@ def test_a_run_that_is_not_a_function_of_its_seeds_is_marked(runs):
             assert "complete, not deterministic" in page
 
 
+def test_a_run_that_ended_in_its_determinism_check_is_stopped(runs):
+    """In every place that lists or shows it, until the same command has run the check."""
+    cut_log(runs / "stopped", runs / "checking", 200)
+    found, shown = listed(runs)["checking"], call("show", runs / "checking").stdout
+    assert (found.state, found.status) == ("stopped", "complete")
+    assert [line for line in call("show", runs).stdout.splitlines() if "checking" in line and "stopped" in line]
+    assert shown.splitlines()[0].endswith("stopped")
+    assert json.loads(call("show", runs / "checking", "--json").stdout)["state"] == "stopped"
+
+
 def test_a_run_at_work_is_running(runs):
     """Whatever its status would be, and in every place that lists or shows it."""
     cut_log(runs / "stopped", runs / "live", 12)
