@@ -13,7 +13,7 @@ SLOW_S: Final = 0.002
 """Seconds from which a pass is slow, so that it is worth waiting for more rows."""
 _ENOUGH: Final = 0.8
 """Least time of a pass over all lanes, in passes of a block each, from which passes have one block."""
-_DRIFT: Final = 0.995
+_DRIFT: Final = 0.99
 """Factor per pass by which the known time of the other kind of pass falls, so that it is measured again."""
 
 
@@ -29,15 +29,15 @@ class PassTimes:
     def __init__(self, lanes: int, *, patient: bool) -> None:
         self._lanes, self._patient = lanes, patient
         self.last_s = self._block_s = self._whole_s = 0.0
-        """Seconds of the last pass, and least seconds of a pass of a block and of one over all lanes; 0 if unknown."""
+        """Seconds of the last pass, of the last one of a block, and of the last one over all lanes; 0 if unknown."""
 
     def note(self, rows: int, seconds: float) -> None:
         """Note the time of a pass with some rows."""
         self.last_s = seconds
         if rows == BLOCK:
-            self._block_s, self._whole_s = _least(self._block_s, seconds), self._whole_s * _DRIFT
+            self._block_s, self._whole_s = seconds, self._whole_s * _DRIFT
         elif rows > max(BLOCK, self._lanes - BLOCK):
-            self._whole_s, self._block_s = _least(self._whole_s, seconds), self._block_s * _DRIFT
+            self._whole_s, self._block_s = seconds, self._block_s * _DRIFT
 
     @property
     def slow(self) -> bool:
@@ -57,8 +57,3 @@ class PassTimes:
         blocks = -(-self._lanes // BLOCK)
         by_blocks = self._whole_s >= _ENOUGH * blocks * self._block_s
         return rows_per_pass or (min(BLOCK, self._lanes) if by_blocks else self._lanes)
-
-
-def _least(known: float, seconds: float) -> float:
-    """Return the new time of a kind of pass. A pass that other programs delayed counts little."""
-    return min(seconds, known / _DRIFT) if known else seconds
