@@ -219,10 +219,10 @@ def _log_of(address: tuple[str, int]) -> list[tuple[float, int]]:
 
 
 def _steady(log: list[tuple[float, int]]) -> float:
-    """Return the rows per second between a tenth and six tenths of the rows, while no slot is out of episodes."""
+    """Return the rows per second between three and seven tenths of the rows, while every slot has an episode."""
     log = [entry for entry in log if entry[1]]
     total = np.cumsum([rows for _, rows in log])
-    begin, end = np.searchsorted(total, (total[-1] * 0.1, total[-1] * 0.6))
+    begin, end = np.searchsorted(total, (total[-1] * 0.3, total[-1] * 0.7))
     return float((total[end] - total[begin]) / (log[end][0] - log[begin][0]))
 
 
