@@ -149,6 +149,8 @@ class OtherInterpreter:
             raise ConfigError(problem, key="environment.wrappers", value=section.wrappers[place], fix=fix)
         self._command = [section.python] if isinstance(section.python, str) else list(section.python)
         self._env, self._path = section.env, foreign_worker.dumps(list(section.python_path))
+        self._works = False
+        """Whether the command has started a worker before."""
         described = {
             "env": section.env,
             "env_kwargs": section.env_kwargs,
@@ -188,7 +190,7 @@ class OtherInterpreter:
                 problem = f"{PYTHON}: {self._command[0]!r} cannot be started: {error.strerror}"
                 fix = "Name the Python of the simulator's environment, or write a command as a list: [conda, run, ...]."
                 raise ConfigError(problem, key=PYTHON, value=self._command[0], fix=fix) from error
-        pipe = FramePipe(ours, mark, " ".join(self._command))
+        pipe = FramePipe(ours, mark, "" if self._works else " ".join(self._command))
         _send(pipe, self._path)
         _send(pipe, self._payload)
         return process, pipe
@@ -227,6 +229,7 @@ class OtherInterpreter:
             refuse_unseeded(what, facts["name"])
         if facts["learning"] is not None:
             refuse_learning("environment.env", *facts["learning"])
+        self._works = True
         spaces = {name: _space(facts[name], self._env) for name in ("observation_space", "action_space")}
         return facts | spaces
 
@@ -279,17 +282,6 @@ def _space(described: Any, env: Any) -> gym.Space[Any]:
     return space
 
 
-class NoWorkerError(EOFError):
-    """A command ended, or printed too much, before it started the worker. The text is the command."""
-
-
-def not_a_python(command: str, status: str) -> ConfigError:
-    """Return the error for a command that does not start the worker."""
-    problem = f"{PYTHON}: {command!r} did not start the worker of rl_eval: {status}"
-    fix = "Name a Python of version 3.6 or newer, or a command that ends with one and passes its arguments on."
-    return ConfigError(problem, key=PYTHON, value=command, fix=fix)
-
-
 @final
 class FramePipe:
     """Pipe of frames. It reads only what is there, so a process that sends half a frame stops nobody.
@@ -297,7 +289,7 @@ class FramePipe:
     Args:
         ours: This end of the pair.
         mark: Bytes that precede the first frame. What comes before them is printed to the standard error stream.
-        command: Command of the process, for messages.
+        command: Command of the process, for the error if it does not start the worker; empty if it has started one.
     """
 
     def __init__(self, ours: socket.socket, mark: bytes, command: str) -> None:
@@ -322,7 +314,8 @@ class FramePipe:
         """Return the next frame, until the next call; None if only a part of it has come.
 
         Raises:
-            EOFError: The process has closed the pipe, or has not started the worker.
+            ConfigError: The command does not start the worker.
+            EOFError: The process has closed the pipe.
             ValueError: The bytes are not a frame.
         """
         try:
@@ -348,7 +341,11 @@ class FramePipe:
         with suppress(ConnectionResetError):  # The process ended without reading a frame.
             seen = self._socket.recv(_MOST_BEFORE, socket.MSG_DONTWAIT | socket.MSG_PEEK)
         if not seen or self._before > _MOST_BEFORE:
-            raise NoWorkerError(self._command)
+            if not self._command:  # It worked before, so this is a fault of the machine.
+                raise EOFError
+            problem = f"{PYTHON}: {self._command!r} ended or printed too much, and did not start the worker of rl_eval"
+            fix = "Name a Python of version 3.6 or newer, or a command that ends with one and passes its arguments on."
+            raise ConfigError(problem, key=PYTHON, value=self._command, fix=fix)
         found = seen.find(self._mark)
         kept = next((n for n in range(len(self._mark) - 1, 0, -1) if seen.endswith(self._mark[:n])), 0)
         before = seen[: found if found >= 0 else len(seen) - kept]

@@ -16,7 +16,7 @@ import gymnasium as gym
 from rl_eval.errors import EnvError, EnvFailed, UsageError
 from rl_eval.records.episode import EpisodeSpec, Lease
 from rl_eval.runners.environment import wrapped
-from rl_eval.runners.interpreter import Interpreter, NoWorkerError, Pipe, not_a_python
+from rl_eval.runners.interpreter import Interpreter, Pipe
 from rl_eval.runners.slot_worker import (
     BEGIN,
     BUILD,
@@ -250,29 +250,20 @@ class SlotProcess:
             if data is None:
                 return None
             return self._own(self._interpreter.loads(data)) if data else self._ended(repeats=repeats)
-        except NoWorkerError as missing:
-            return self._ended(repeats=repeats, command=str(missing))
         except (EOFError, OSError):
             return self._ended(repeats=repeats)
         except UsageError as error:
+            self._collect()
             return SlotReply(_LAST, CONSTRUCT, None, error)
         except Exception as error:
             return self._garbled(error)
 
-    def _ended(self, *, repeats: bool, command: str = "") -> SlotReply | None:
-        """Return the reply for the end of the process; None if another process repeats the last request.
-
-        Args:
-            repeats: As for :meth:`_read`.
-            command: Command that did not start the worker; empty if it did.
-        """
+    def _ended(self, *, repeats: bool) -> SlotReply | None:
+        """Return the reply for the end of the process; None if another process repeats the last request."""
         if repeats and self.closing and self.busy:
             self.ask_again()
             return None
-        code = self._collect()
-        if command and not self.facts:  # A command that worked before is right, so this is a fault of the machine.
-            return SlotReply(_LAST, self.doing, None, not_a_python(command, _described(code)))
-        ended = EnvFailed(f"the process of the environment ended: {_described(code)}", key=self.doing)
+        ended = EnvFailed(f"the process of the environment ended: {_described(self._collect())}", key=self.doing)
         return SlotReply(_LAST, self.doing, None, ended)
 
     def _garbled(self, error: Exception) -> SlotReply:

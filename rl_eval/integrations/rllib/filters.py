@@ -20,8 +20,9 @@ import tree
 from rl_eval.bounded_read import LARGE, read_bytes
 from rl_eval.config.builder import EvalConfig, settings_of
 from rl_eval.config.settings import EvalSettings, with_values
-from rl_eval.errors import ConfigError, EvalError
+from rl_eval.errors import EvalError
 from rl_eval.execution.evaluate import evaluate
+from rl_eval.integrations.policy_files import reading
 from rl_eval.policies.normalization import boxes_of, joined
 from rl_eval.policies.subject import DEFAULT_POLICY
 from rl_eval.records.episode import EpisodeRecord, EpisodeSpec
@@ -204,16 +205,8 @@ def load_filters(path: str | Path) -> dict[str, MeanStdFilter]:
     Raises:
         ConfigError: The file is missing, or :func:`save_filters` did not write it.
     """
-    try:
+    with reading("policy.normalizer", path, "a file of save_filters"):
         return {name: _filter_of(one) for name, one in parse_json(read_bytes(Path(path), LARGE)).items()}
-    except OSError as error:
-        raise ConfigError(
-            f"the filters {str(path)!r} cannot be read: {error.strerror or error}", key="path", value=str(path)
-        ) from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"{str(path)!r} was not written by save_filters: {error!r}", key="path", value=str(path)
-        ) from None
 
 
 def _filter_of(values: Mapping[str, Mapping[str, Any]]) -> MeanStdFilter:
