@@ -517,14 +517,15 @@ def _exactly(inward: IO[bytes], count: int) -> bytes:
     return data
 
 
-def _write(outward: IO[bytes], data: bytes) -> None:
-    outward.write(data)
-    outward.flush()
+def _write(outward: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(outward, rest) :]
 
 
 def main() -> None:
     """Answer requests of the runner until it has gone. Argument: the mark that precedes the first frame, as hex."""
-    inward, outward = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    inward, outward = os.fdopen(os.dup(0), "rb"), os.dup(1)
     os.dup2(2, 1)  # What the simulator prints does not go to the frames.
     sys.stdout = sys.stderr
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -533,7 +534,7 @@ def main() -> None:
     _write(outward, bytes.fromhex(sys.argv[1]))
     if hasattr(os, "register_at_fork"):
         # A process that the environment starts must not keep the pipe open: the runner waits until it is closed.
-        os.register_at_fork(after_in_child=functools.partial(os.closerange, inward.fileno(), outward.fileno() + 1))
+        os.register_at_fork(after_in_child=functools.partial(os.closerange, inward.fileno(), outward + 1))
 
     def send(reply: Any) -> None:
         data = dumps(reply)
