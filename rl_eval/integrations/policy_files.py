@@ -142,14 +142,11 @@ def _has_weights(file: ModelFile) -> bool:
 
 
 def _check(form: str, reference: str, path: Path | None) -> None:
-    if path is not None and not reference and _is_whole(described(path)):
-        problem = f"the policy {str(path)!r} is a whole module"
-        raise ConfigError(
-            problem, key="policy.policy", value=str(path), fix=f"Write the policy as torch_module:{path}."
-        )
     if path is not None and not reference:
         problem = f"the policy {str(path)!r} contains only weights"
         fix = f"Name the factory that builds the module for these weights, as in {form.replace('FILE', str(path))}."
+        if _is_whole(described(path)):
+            problem, fix = f"the policy {str(path)!r} is a whole module", f"Write the policy as torch_module:{path}."
         raise ConfigError(problem, key="policy.policy", value=str(path), fix=fix)
     module, _, attribute = reference.partition(":")
     if not module or not attribute:

@@ -118,9 +118,8 @@ class EpisodeDraws(TorchFunctionMode):
         centre = centre.expand(np.broadcast_shapes(centre.shape, width.shape))
         if self._noise is None:
             return centre.clone()
-        flat = self._rows(centre)
-        numbers = torch.from_numpy(self._noise.normal(flat[0].numel())).reshape(centre.shape)
-        return (centre.double() + width.double() * numbers.to(centre.device)).to(centre.dtype)
+        numbers = self._numbers(self._noise.normal, centre)
+        return (centre.double() + width.double() * numbers).to(centre.dtype)
 
     def _refill(self, out: torch.Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Any = None) -> torch.Tensor:
         return out.copy_(self._normal(torch.full_like(out, mean), torch.full_like(out, std)))
@@ -130,14 +129,12 @@ class EpisodeDraws(TorchFunctionMode):
         low, high = named.get("from", low), named.get("to", high)
         if self._noise is None:
             return out.fill_((low + high) / 2)
-        numbers = torch.from_numpy(self._noise.uniform(self._rows(out)[0].numel())).reshape(out.shape)
-        return out.copy_(low + (high - low) * numbers)
+        return out.copy_(low + (high - low) * self._numbers(self._noise.uniform, out))
 
     def _bernoulli(self, probabilities: torch.Tensor, *, generator: Any = None) -> torch.Tensor:
         if self._noise is None:
             return (probabilities > 0.5).to(probabilities.dtype)
-        numbers = torch.from_numpy(self._noise.uniform(self._rows(probabilities)[0].numel()))
-        return (numbers.reshape(probabilities.shape).to(probabilities.device) < probabilities).to(probabilities.dtype)
+        return (self._numbers(self._noise.uniform, probabilities) < probabilities).to(probabilities.dtype)
 
     def _gamma(self, concentration: torch.Tensor, generator: Any = None) -> torch.Tensor:
         if self._noise is None:
@@ -163,8 +160,8 @@ class EpisodeDraws(TorchFunctionMode):
     def _inverse(self, inverse: Any, *parameters: torch.Tensor) -> torch.Tensor:
         """Draw by the inverse of a cumulative distribution function."""
         assert self._noise is not None
-        numbers = self._noise.uniform(self._rows(parameters[0])[0].numel()).reshape(parameters[0].shape)
-        drawn = inverse(*(one.numpy(force=True).astype(np.float64) for one in parameters), numbers)
+        numbers = self._numbers(self._noise.uniform, parameters[0])
+        drawn = inverse(*(one.double().numpy(force=True) for one in (*parameters, numbers)))
         return torch.from_numpy(drawn).to(parameters[0])
 
     def _inside(self, inside: torch.Tensor, mode: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
@@ -180,6 +177,10 @@ class EpisodeDraws(TorchFunctionMode):
             fix = f"Set policy.deterministic to False, or {_PLAIN}"
             raise ConfigError(problem, key="policy.deterministic", value=True, fix=fix)
         return torch.where(inside, mode, mean)
+
+    def _numbers(self, draw: Callable[[int], Any], like: torch.Tensor) -> torch.Tensor:
+        """Draw a number for each element of a tensor."""
+        return torch.from_numpy(draw(self._rows(like)[0].numel())).reshape(like.shape).to(like.device)
 
     def _rows(self, numbers: torch.Tensor) -> torch.Tensor:
         """Return numbers reshaped to (batch, parts, last dimension), with one row per episode."""

@@ -102,19 +102,17 @@ class ChunkedPolicy:
 
     def initial_state(self, batch_size: int) -> dict[str, Any]:
         """Return the state of new episodes: the step, the actions that are planned, and the inner policy's state."""
-        planned = tree.map_structure(
-            lambda leaf: np.zeros(
-                (batch_size, self.execute + self.delay, *(leaf.shape or ())),
-                np.float64 if isinstance(leaf, gym.spaces.Box) else np.int64,
-            ),
-            self._reader.structure,
-        )
-        inner = self._fresh(batch_size)
-        return {
+
+        def planned(leaf: gym.Space[Any]) -> Array:
+            dtype = np.float64 if isinstance(leaf, gym.spaces.Box) else np.int64
+            return np.zeros((batch_size, self.execute + self.delay, *(leaf.shape or ())), dtype)
+
+        state = {
             "step": np.zeros(batch_size, np.int64),
-            "planned": planned,
-            **({} if inner is None else {"inner": inner}),
+            "planned": tree.map_structure(planned, self._reader.structure),
         }
+        inner = self._fresh(batch_size)
+        return state if inner is None else {**state, "inner": inner}
 
     def _fresh(self, batch_size: int) -> Any:
         """Return the inner policy's state of new episodes; None without a state."""

@@ -81,13 +81,11 @@ def by_path(*, mean: Any, var: Any, factor: Any = None, count: Any = None, **for
     """
     given = dict(zip(ARRAYS, (mean, var, factor, count), strict=True))
     by_name = {name: value if isinstance(value, Mapping) else {"": value} for name, value in given.items()}
-    found = {}
-    for path in by_name["mean"]:
-        arrays: dict[str, Any] = {
-            name: _array(value) for name, values in by_name.items() if (value := values.get(path)) is not None
-        }
-        found[path] = Statistics(**arrays, **formula)
-    return found
+    by_part: dict[str, dict[str, Any]] = {
+        path: {name: _array(values[path]) for name, values in by_name.items() if values.get(path) is not None}
+        for path in by_name["mean"]
+    }
+    return {path: Statistics(**arrays, **formula) for path, arrays in by_part.items()}
 
 
 def _array(value: Any) -> Array:
