@@ -132,6 +132,24 @@ def named_source(text: str, given: Collection[str] = ()) -> PolicySource | None:
     return scheme.source(reference, _existing(text, path, scheme.suffix) if path else None, given)
 
 
+def lasting(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a section ``policy`` without the arguments that are not part of an evaluation's identity.
+
+    Such an argument is the address of a server.
+    """
+    name, _, rest = str(section.get("policy")).partition(":")
+    scheme = schemes().get(name)
+    kept = dict(section)
+    if scheme is None or "://" not in scheme.form:
+        return kept
+    reference, mapping = scheme.split(rest)
+    kept["policy"] = scheme.form.partition("HOST")[0] + (f"@{mapping}" if mapping else "")
+    library = loader_of(scheme.source(reference, None, ()).factory)
+    skipped = library.incidental if library else ()
+    kwargs = {name: value for name, value in kept.pop("policy_kwargs", {}).items() if name not in skipped}
+    return kept | ({"policy_kwargs": kwargs} if kwargs else {})
+
+
 def _of_path(text: str, path: Path, given: Collection[str]) -> PolicySource:
     """Return the source of a file or folder, recognised by its content."""
     file = described(path)

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from rl_eval.config.builder import EvalConfig
 from rl_eval.config.model_files import described
-from rl_eval.config.policy_sources import scheme_of, schemes
+from rl_eval.config.policy_sources import lasting, scheme_of, schemes
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import ConfigError
 from rl_eval.records.plain import convert, plain_leaf
@@ -129,11 +129,12 @@ def definition_of(suite: SuiteDefinition, planned: PlannedCell) -> dict[str, Any
     """Return all settings in the suite's file on which the records of a cell depend, as plain JSON values.
 
     For initial conditions, the digest of their rows is added. Other files, such as a file in ``policy_kwargs``, are
-    described only by their path.
+    described only by their path. The address of a policy server is not part of the definition.
     """
     path = planned.checkpoint
     relative = None if path is None else Path(_relative(path, suite.folder)).as_posix()
     values = _values(suite, planned, {**_section(suite, planned, relative), "checkpoint": relative})
+    values["policy"] = lasting(values["policy"])
     kept = {name: keys for name, keys in values.items() if name not in ("runners", "fault_tolerance")}
     described = {"version": suite.version, **{key: convert(value, plain_leaf) for key, value in kept.items()}}
     if (conditions := values.get("evaluation", {}).get("conditions")) is not None:

@@ -198,14 +198,22 @@ def test_a_cell_of_a_suite_is_continued_by_its_policy_alone(start: Start, kind: 
         "tasks": {"swing": {"environment": {"env": ENV}}},
         "policies": {"served": {"policy": address(server), "policy_kwargs": {"patience_s": 0.0}}},
     }
-    (tmp_path / "suite.yaml").write_text(yaml.safe_dump(values))
+
+    def run() -> Any:
+        (tmp_path / "suite.yaml").write_text(yaml.safe_dump(values))
+        (state,) = Suite.from_yaml(tmp_path / "suite.yaml").run(tmp_path / "out").cells
+        return state
+
     STRIKES[STRUCK, 3] = server.kill
-    suite = Suite.from_yaml(tmp_path / "suite.yaml")
-    suite.run(tmp_path / "out")
+    assert run().status != "complete"
     replaced(server)
-    (state,) = suite.run(tmp_path / "out").cells
+    state = run()
     assert state.status == "error"
     assert address(server) in state.reason
+    moved = start(kind)
+    values["policies"] = {"served": {"policy": address(moved), "policy_kwargs": {"patience_s": 1.0}}}
+    assert run().status == "complete"
+    assert run().score.fingerprint == evaluate(config(moved)).fingerprint
 
 
 @KINDS
