@@ -17,7 +17,7 @@ from websockets.sync.server import Server, ServerConnection, serve
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import PolicyError, PolicyUnavailable
 from rl_eval.integrations.openpi import load_policy
-from rl_eval.integrations.openpi.client import ServedPolicy
+from rl_eval.integrations.openpi.client import PolicyClient
 from rl_eval.integrations.openpi.greeting import EXTENSION, greeting
 from rl_eval.integrations.openpi.wire import pack, unpack
 from tests.refused import refused, untold
@@ -27,16 +27,16 @@ SECTION = PolicySection()
 ROWS = np.arange(16, dtype=np.float32)[:, None]
 LIVE = np.ones(16, bool)
 
-Start = Callable[..., ServedPolicy]
+Start = Callable[..., PolicyClient]
 
 
 @pytest.fixture
 def start() -> Iterator[Start]:
     """Start a server that answers a request with the result of a function; return its client."""
     servers: list[Server] = []
-    clients: list[ServedPolicy] = []
+    clients: list[PolicyClient] = []
 
-    def started(answer: Callable[[Any], Any], metadata: Any = None) -> ServedPolicy:
+    def started(answer: Callable[[Any], Any], metadata: Any = None) -> PolicyClient:
         def talk(connection: ServerConnection) -> None:
             with suppress(ConnectionClosed):
                 connection.send(metadata if isinstance(metadata, str | bytes) else pack(metadata or {}))
@@ -50,7 +50,7 @@ def start() -> Iterator[Start]:
         servers.append(serve(talk, "127.0.0.1", 0, close_timeout=0.1))
         threading.Thread(target=servers[-1].serve_forever).start()
         address = f"127.0.0.1:{servers[-1].socket.getsockname()[1]}"
-        clients.append(ServedPolicy(load_policy(address, patience_s=0.2), SECTION, *SPACES))
+        clients.append(PolicyClient(load_policy(address, patience_s=0.2), SECTION, *SPACES))
         return clients[-1]
 
     yield started

@@ -14,7 +14,7 @@ from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError, needs_extra
 
 if TYPE_CHECKING:
-    from rl_eval.integrations.openpi.client import ServedPolicy
+    from rl_eval.integrations.openpi.client import PolicyClient
 
 _FORM: Final = "openpi://HOST:PORT@MAPPING.yaml"
 
@@ -72,15 +72,15 @@ def _split(addresses: str) -> tuple[str, ...]:
 
 def as_policy(
     value: Server, section: PolicySection, observation_space: gym.Space[Any], action_space: gym.Space[Any]
-) -> ServedPolicy:
+) -> PolicyClient:
     """Build the client of a server for these spaces.
 
     Raises:
         ConfigError: The mapping does not fit the spaces, or a package is missing.
     """
     with needs_extra("openpi", "a policy on a server needs the packages msgpack and websockets", "policy.policy"):
-        from rl_eval.integrations.openpi.client import ServedPolicy
-    return ServedPolicy(value, section, observation_space, action_space)
+        from rl_eval.integrations.openpi.client import PolicyClient
+    return PolicyClient(value, section, observation_space, action_space)
 
 
 def _source(reference: str, path: Path | None, given: Collection[str]) -> PolicySource:

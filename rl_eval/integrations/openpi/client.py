@@ -68,7 +68,7 @@ class _Row:
 
 
 @final
-class ServedPolicy:
+class PolicyClient:
     """Client of one or more servers of the same policy.
 
     It connects with the first call, in the process of its runner. If the connection is lost, it connects again, also to
