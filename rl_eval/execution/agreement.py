@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _PATIENCE_S: Final = 30.0
 """Time limit of the last probes, in seconds. They must not delay a finished result for long."""
+_FIRST: Final = "Start that policy again."
 
 
 @final
@@ -100,6 +101,8 @@ class Numerics(Aspect):
             raise ConfigError(problem, key="policy.weights", runner=member.position, fix=fix)
         others = "the records in the log" if store.durable else "its group"
         why = f"runner {member.position} would compute other floats than {others}: {self._shown(key, different)}"
+        if problem := self._other_policy(key, different):
+            why = f"{problem}. {_FIRST}"
         self.outcome.refusals.append(why)
         store.note(f"{why}; the runner did not take part")
         raise NumericsMismatch(why, key=different[0], value=key.get(different[0]), runner=member.position)
@@ -163,11 +166,16 @@ class Numerics(Aspect):
         Raises:
             ConfigError: It has other weights or outputs.
         """
+        if problem := self._other_policy(key, different):
+            fix = f"{_FIRST} To evaluate this one, pass another output (--output)."
+            raise ConfigError(problem, key="policy.policy", value=_served(self.outcome), fix=fix)
+
+    def _other_policy(self, key: dict[str, Any], different: list[str]) -> str:
+        """Return the sentence that a server has another policy than the records have; empty if it has the same."""
         if is_served(key) and any(name.rpartition("/")[2] in ("weights", "outputs") for name in different):
             name = _served(self.outcome)
-            problem = f"{name} is not the policy with which this run began: {self._shown(key, different)}"
-            fix = "Start that policy again. To evaluate this one, pass another output (--output)."
-            raise ConfigError(problem, key="policy.policy", value=name, fix=fix)
+            return f"{name} is not the policy with which this run began: {self._shown(key, different)}"
+        return ""
 
     def _changed(self, member: Member, key: dict[str, Any], different: list[str]) -> NumericsMismatch:
         """Set the records since the last probe of a runner aside, because its policy changed; return the error."""

@@ -173,6 +173,28 @@ def test_an_unfinished_run_is_continued_by_its_policy_alone(
     first.start()
 
 
+@pytest.mark.parametrize("options", [(), ("--stochastic",)])
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_a_policy_without_memory_goes_on_after_a_restart(lanes: int, options: tuple[str, ...]) -> None:
+    """Its server has no state to lose, so no step is repeated."""
+    server = Served("flat", *options)
+
+    def again() -> None:
+        server.kill()
+        server.start()
+
+    try:
+        plain = config(server, lanes=lanes, deterministic=not options)
+        expected = evaluate(plain)
+        STRIKES[STRUCK, 3] = STRIKES[1, 1] = again
+        result = evaluate(plain)
+    finally:
+        server.kill()
+    assert not STRIKES
+    assert (result.status, result.fingerprint) == ("complete", expected.fingerprint)
+    assert result.timing.env_steps == expected.timing.env_steps
+
+
 @KINDS
 def test_a_group_that_has_asked_asks_again(start: Start, kind: str, tmp_path: Path) -> None:
     """Its server may have been replaced since then."""

@@ -234,11 +234,13 @@ class PolicyClient:
 
     def _transmit(self, link: Connection, row: _Row) -> None:
         if (extension := row.message.get(EXTENSION)) is not None:
+            if not row.begins and not self._is_current(row.episode):
+                if link.metadata.get("memory", True):
+                    raise self._unavailable("has lost the state of an episode with the former connection")
+                row.begins = extension["begin"] = True
             if row.begins:
                 self._episodes += 1
                 row.episode = self.connections * _EPISODES + self._episodes
-            elif not self._is_current(row.episode):
-                raise self._unavailable("it has lost the state of an episode with the former connection")
             extension["id"] = row.episode
         link.send(pack(row.message))
 
@@ -293,7 +295,7 @@ class PolicyClient:
             row = rows[0]
             self._waiting.remove(row)
             if named.get("unavailable"):
-                raise self._unavailable(str(named.get("error")))
+                raise self._unavailable(f"cannot answer: {named.get('error')}")
             failed = str(named.get("error", ""))
         row.found = known.get(self._requests.action)
         if failed:
@@ -344,7 +346,7 @@ class PolicyClient:
             if self._waiting:
                 self._waiting[0].tries += _TRIES if isinstance(lost, _SilentError) else 1
                 if self._waiting[0].tries >= _TRIES * count:
-                    raise self._unavailable(str(lost))
+                    raise self._unavailable(f"does not answer: {lost}")
         self._drop()
         while True:
             for _ in range(count):
@@ -352,7 +354,7 @@ class PolicyClient:
                     return
                 self._place = (self._place + 1) % count
             if time.monotonic() > ends:
-                raise self._unavailable(str(failed), _AWAY)
+                raise self._unavailable(f"does not answer: {failed}", _AWAY)
             time.sleep(_PAUSE_S)
 
     def _open_and_send(self) -> LostError | None:
@@ -423,7 +425,7 @@ class PolicyClient:
         self._waiting.clear()
         self._open.clear()
         addresses = " and ".join(self._server.addresses)
-        text = f"the server of the policy at {addresses} does not answer: {why}"
+        text = f"the server of the policy at {addresses} {why}"
         return PolicyUnavailable(text, key="policy.policy", value=addresses, fix=fix)
 
     def _drop(self) -> None:

@@ -74,6 +74,7 @@ class ServedPolicy:
             "rl_eval": 1,
             **greeting(section, seen, acts),
             "horizon": horizon,
+            "memory": self.memory,
             "weights": digest,
             "numerics": self._inference.numerics,
             "name": str(section.policy),
