@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from rl_eval.cli.printing import print_note, written
 from rl_eval.cli.shared import absolute_place, advanced, option, shown
-from rl_eval.errors import ClusterError, ConfigError, LogError, PolicyUnavailable
+from rl_eval.errors import ClusterError, ConfigError, EnvError, LogError, PolicyUnavailable, RunnerStartError
 
 if TYPE_CHECKING:
     from rl_eval.config.settings import EvalSettings
@@ -211,8 +211,8 @@ def earlier_result(
 
     Raises:
         LogMismatch: The folder contains another run, and ``force`` is false.
-        ConfigError: The run is complete, and another policy answers at the server.
-        ConfigError: The folder contains a result without a log that is not complete, or cannot be opened.
+        ConfigError: The run is complete, and another policy answers at the server; or the folder contains a result
+            without a log that is not complete, or cannot be opened.
         UsageError: The log contradicts the result beside it.
     """
     from rl_eval.log.storage import is_uri, open_storage
@@ -247,7 +247,7 @@ def earlier_result(
     try:
         with EvalRunnerGroup(settings, threaded=settings.runners.num_runners > 0) as group:
             return group.submit(output=output, accept_code_change=accept_code_change).result()
-    except PolicyUnavailable as error:
+    except (PolicyUnavailable, RunnerStartError, EnvError) as error:
         note = f"it was not checked that the server still has the policy of this run: {error.problem}"
         print_note(note)
         found.provenance["notes"] = [*found.provenance["notes"], note]

@@ -137,17 +137,18 @@ def lasting(section: Mapping[str, Any]) -> dict[str, Any]:
 
     Such an argument is the address of a server.
     """
-    name, _, rest = str(section.get("policy")).partition(":")
+    factory, kept = section.get("policy"), dict(section)
+    name, _, rest = str(factory).partition(":")
     scheme = schemes().get(name)
-    kept = dict(section)
-    if scheme is None or "://" not in scheme.form:
-        return kept
-    reference, mapping = scheme.split(rest)
-    kept["policy"] = scheme.form.partition("HOST")[0] + (f"@{mapping}" if mapping else "")
-    library = loader_of(scheme.source(reference, None, ()).factory)
-    skipped = library.incidental if library else ()
-    kwargs = {name: value for name, value in kept.pop("policy_kwargs", {}).items() if name not in skipped}
-    return kept | ({"policy_kwargs": kwargs} if kwargs else {})
+    if scheme is not None and "://" in scheme.form:
+        reference, mapping = scheme.split(rest)
+        factory = scheme.source(reference, None, ()).factory
+        kept["policy"] = scheme.form.partition("HOST")[0] + (f"@{mapping}" if mapping else "")
+    library = loader_of(factory)
+    if library is not None and library.incidental:
+        kwargs = kept.pop("policy_kwargs", {}).items()
+        kept["policy_kwargs"] = {name: value for name, value in kwargs if name not in library.incidental}
+    return kept
 
 
 def _of_path(text: str, path: Path, given: Collection[str]) -> PolicySource:

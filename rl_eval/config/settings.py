@@ -553,11 +553,12 @@ def _explained(error: ValidationError) -> ConfigError:
     for problem in error.errors():
         loc = [*map(str, problem["loc"])]
         deep = 4 if "policies" in loc[:2] else 2  # Further parts are not keys, except those of a chunk.
-        key = ".".join(loc[: deep + ("chunk" in loc[:deep])])
+        chunk = loc[deep - 1 : deep] == ["chunk"]
+        key = ".".join(loc[: deep + chunk])
         shown = redact(problem["input"], *loc)
         told = f"{key} is {shown!r}: {in_our_words(problem['msg'])}"
         if problem["type"] == "extra_forbidden":
-            known = (ChunkSection if "chunk" in loc else SECTIONS[loc[0]]).model_fields
+            known = (ChunkSection if chunk else SECTIONS[loc[0]]).model_fields
             told = f"{key} is an unknown key: {nearest(loc[-1], known)}"
         found.append((key, shown, told))
     return ConfigError("; ".join(line for _, _, line in found), key=found[0][0], value=found[0][1])

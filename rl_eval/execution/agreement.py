@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _PATIENCE_S: Final = 30.0
 """Time limit of the last probes, in seconds. They must not delay a finished result for long."""
+_ASK_S: Final = 600.0
+"""Time limit of the first probe, in seconds, of a run that was complete before this session. A slow server needs it."""
 _FIRST: Final = "Start that policy again."
 
 
@@ -226,19 +228,19 @@ class PolicyCheck(Phase):
         """Numbers of the runners that have not answered."""
         self._reason_of: dict[int, str] = {}
         """Reason why a runner could not probe its policy, by position."""
-        self._ends = 0.0
+        self._ends, self._limit_s = 0.0, _PATIENCE_S if numerics.has_asked else _ASK_S
         self._awaits = not numerics.has_asked
         """Whether a runner has yet to ask, for a run that was complete before this session."""
 
     def _begin(self, now: float) -> None:
-        self._ends = now + _PATIENCE_S
+        self._ends = now + self._limit_s
         for member in self.pool.ready():
             self.joined(member, now)
 
     @override
     def joined(self, member: Member, now: float) -> None:
         if self._awaits or member.position in self._numerics.unproven:
-            self._awaits, self._ends = False, now + _PATIENCE_S
+            self._awaits, self._ends = False, now + self._limit_s
             self._asked.add(member.number)
             self.pool.call(member, Apply(numerics_again), tag=self.tag, now=now)
 

@@ -140,7 +140,7 @@ class RunnerPool:
             now: Present time.
         """
         self._settings, self._backend.payload, self.weights = settings, payload, weights
-        self.ever_ready, self.last_ready, self._told_of_waiting = False, now, False
+        self.ever_ready, self.last_ready, self._told_of_waiting, self.unavailable = False, now, False, None
         for noted in (self._consecutive, self._broken, self._failing, self._due):
             noted.clear()
         for member in list(self.members.values()):

@@ -33,7 +33,7 @@ def is_of_guarantee(key: str) -> bool:
 
 def is_served(numerics: Mapping[str, Any]) -> bool:
     """Whether a numerics key is that of a policy on a server, which may have been replaced by another policy."""
-    return any("server" in key.split("/")[:-1] for key in numerics)
+    return any(key.endswith(("server/weights", "server/protocol")) for key in numerics)
 
 
 def guarantee_of(numerics: Mapping[str, Any]) -> Guarantee:

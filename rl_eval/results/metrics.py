@@ -89,7 +89,8 @@ class Timing:
         more = math.ceil(slots_s / self.wall_seconds * (1 / busy - 1))
         # The slots of a runner in one process take turns, so more of them would not ask more.
         what = "slot" if slots_s > self.wall_seconds * max(1, self.num_runners) else "runner"
-        return f"simulators ask {rate:,.0f} rows/s, the server answers {rate / busy:,.0f}: add {counted(more, what)}"
+        idle = f"the server waits {1 - busy:.0%} of the time for simulators"
+        return f"{idle}, which ask {rate:,.0f} rows/s: add {counted(more, what)}"
 
     @property
     def shares(self) -> dict[str, float]:

@@ -525,7 +525,7 @@ def _write(outward: int, data: bytes) -> None:
 
 def main() -> None:
     """Answer requests of the runner until it has gone. Argument: the mark that precedes the first frame, as hex."""
-    inward, outward = os.fdopen(os.dup(0), "rb"), os.dup(1)
+    inward, outward, process = os.fdopen(os.dup(0), "rb"), os.dup(1), os.getpid()
     os.dup2(2, 1)  # What the simulator prints does not go to the frames.
     sys.stdout = sys.stderr
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -537,6 +537,8 @@ def main() -> None:
         os.register_at_fork(after_in_child=functools.partial(os.closerange, inward.fileno(), outward + 1))
 
     def send(reply: Any) -> None:
+        if os.getpid() != process:  # A process that the environment has forked must not answer.
+            os._exit(1)
         data = dumps(reply)
         _write(outward, LENGTH.pack(len(data)) + data)
 

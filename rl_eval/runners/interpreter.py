@@ -11,6 +11,7 @@ import functools
 import os
 import pickle
 import secrets
+import select
 import signal
 import socket
 import subprocess
@@ -42,6 +43,8 @@ _MOST_BEFORE: Final = 2**16
 _BUFFER: Final = 2**20
 """Number of bytes that a worker can send at once, if the system allows it."""
 PYTHON: Final = "environment.python"
+_working: Final[set[tuple[str, ...]]] = set()
+"""Commands that have started a worker for this process."""
 
 
 def interpreter_of(settings: EvalSettings, runner_index: int, lane_index: int) -> OwnInterpreter | OtherInterpreter:
@@ -149,8 +152,6 @@ class OtherInterpreter:
             raise ConfigError(problem, key="environment.wrappers", value=section.wrappers[place], fix=fix)
         self._command = [section.python] if isinstance(section.python, str) else list(section.python)
         self._env, self._path = section.env, foreign_worker.dumps(list(section.python_path))
-        self._works = False
-        """Whether the command has started a worker before."""
         described = {
             "env": section.env,
             "env_kwargs": section.env_kwargs,
@@ -190,7 +191,7 @@ class OtherInterpreter:
                 problem = f"{PYTHON}: {self._command[0]!r} cannot be started: {error.strerror}"
                 fix = "Name the Python of the simulator's environment, or write a command as a list: [conda, run, ...]."
                 raise ConfigError(problem, key=PYTHON, value=self._command[0], fix=fix) from error
-        pipe = FramePipe(ours, mark, "" if self._works else " ".join(self._command))
+        pipe = FramePipe(ours, mark, "" if tuple(self._command) in _working else " ".join(self._command))
         _send(pipe, self._path)
         _send(pipe, self._payload)
         return process, pipe
@@ -229,7 +230,7 @@ class OtherInterpreter:
             refuse_unseeded(what, facts["name"])
         if facts["learning"] is not None:
             refuse_learning("environment.env", *facts["learning"])
-        self._works = True
+        _working.add(tuple(self._command))
         spaces = {name: _space(facts[name], self._env) for name in ("observation_space", "action_space")}
         return facts | spaces
 
@@ -340,14 +341,15 @@ class FramePipe:
         seen = b""
         with suppress(ConnectionResetError):  # The process ended without reading a frame.
             seen = self._socket.recv(_MOST_BEFORE, socket.MSG_DONTWAIT | socket.MSG_PEEK)
-        if not seen or self._before > _MOST_BEFORE:
+        kept = next((n for n in range(len(self._mark) - 1, 0, -1) if seen.endswith(self._mark[:n])), 0)
+        ended = not seen or (len(seen) == kept and self._has_ended())
+        if ended or self._before > _MOST_BEFORE:
             if not self._command:  # It worked before, so this is a fault of the machine.
                 raise EOFError
             problem = f"{PYTHON}: {self._command!r} ended or printed too much, and did not start the worker of rl_eval"
             fix = "Name a Python of version 3.6 or newer, or a command that ends with one and passes its arguments on."
             raise ConfigError(problem, key=PYTHON, value=self._command, fix=fix)
         found = seen.find(self._mark)
-        kept = next((n for n in range(len(self._mark) - 1, 0, -1) if seen.endswith(self._mark[:n])), 0)
         before = seen[: found if found >= 0 else len(seen) - kept]
         self._before += len(before)
         self._socket.recv(len(before) + (len(self._mark) if found >= 0 else 0))
@@ -356,6 +358,12 @@ class FramePipe:
             self._mark = b""
         elif kept:
             raise BlockingIOError
+
+    def _has_ended(self) -> bool:
+        """Whether no process has the other end of the pipe."""
+        poll = select.poll()
+        poll.register(self._socket, 0)
+        return bool(poll.poll(0))
 
     def send_bytes(self, data: bytes) -> None:
         """Send a frame."""

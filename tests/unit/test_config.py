@@ -330,6 +330,7 @@ def test_live_objects_refuse_yaml_by_name(key: str, value: Any) -> None:
     ("policy", "key", "known"),
     [
         ({"chunk": {"exec": 8}}, "policy.chunk.exec", "'execute'"),
+        ({"policies": {"chunk": {"weight": "a"}}}, "policy.policies.chunk.weight", "'weights'"),
         ({"policies": {"a": {"devise": "cpu"}}}, "policy.policies.a.devise", "'device'"),
         ({"policies": {"a": {"chunk": {"delya": 2}}}}, "policy.policies.a.chunk.delya", "'delay'"),
     ],

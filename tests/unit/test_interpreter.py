@@ -9,6 +9,7 @@ import math
 import os
 import pickle
 import re
+import socket
 import struct
 import subprocess
 import sys
@@ -30,7 +31,7 @@ from rl_eval.recording.replay import replay
 from rl_eval.recording.video import record_videos
 from rl_eval.runners import foreign_worker
 from rl_eval.runners.foreign_worker import dumps, loads
-from rl_eval.runners.interpreter import PYTHON
+from rl_eval.runners.interpreter import PYTHON, FramePipe
 from rl_eval.runners.subprocess_slots import SubprocessEvalRunner
 from tests.refused import refused, untold
 
@@ -149,6 +150,15 @@ class Films(New):
 
 class Differs(New):
     def __init__(self): global __version__; __version__ = str(os.getpid())
+
+class Forks(New):
+    """The forked process returns from step. Its files may have the descriptors of the frames."""
+    def __init__(self, path): self.path = path
+    def step(self, action):
+        if not os.path.exists(self.path):
+            if os.fork(): os.wait()
+            else: self.kept = [open(self.path, "wb", buffering=0) for _ in range(8)]
+        return New.step(self, action)
 
 class Draws(New):
     def step(self, action): random.random(); return New.step(self, action)
@@ -350,6 +360,13 @@ def test_a_fault_costs_its_episode_one_attempt(world: Path, odd: str, where: str
     assert not workers()
 
 
+def test_a_forked_process_answers_nobody(world: Path) -> None:
+    path = world / "forked"
+    result = evaluate(config(world, "Forks", path=str(path)))
+    assert (result.status, path.read_bytes()) == ("complete", b"")
+    assert not workers()
+
+
 def workers() -> list[str]:
     """Return the processes of workers that are alive."""
     found = subprocess.run(["ps", "-eo", "pid,stat,args"], capture_output=True, text=True, check=True).stdout
@@ -410,6 +427,20 @@ def test_a_command_that_is_no_python_is_refused(world: Path, python: Any) -> Non
     with refused(ConfigError, "environment.python", value=value) as caught:
         evaluate(config(world, python=python))
     assert caught.value.fix
+
+
+@pytest.mark.parametrize("end", [1, 15])
+def test_a_command_whose_output_ends_as_the_mark_begins_is_refused(end: int) -> None:
+    """The mark is random."""
+    ours, theirs = socket.socketpair()
+    mark = bytes(range(16))
+    pipe = FramePipe(ours, mark, "conda run")
+    theirs.sendall(b"no such environment" + mark[:end])
+    assert pipe.take() is None
+    theirs.close()
+    with refused(ConfigError, PYTHON, value="conda run"):
+        pipe.take()
+    ours.close()
 
 
 def test_a_command_that_fails_later_is_a_fault(world: Path) -> None:

@@ -20,6 +20,7 @@ from rl_eval.integrations.openpi import load_policy
 from rl_eval.integrations.openpi.client import PolicyClient
 from rl_eval.integrations.openpi.greeting import EXTENSION, greeting
 from rl_eval.integrations.openpi.wire import pack, unpack
+from rl_eval.policies.inference.inference import RowInference
 from tests.refused import refused, untold
 
 SPACES = gym.spaces.Box(-1, 1, (1,), np.float32), gym.spaces.Box(-99, 99, (16,), np.float32)
@@ -154,3 +155,23 @@ def test_an_answer_too_many_puts_the_former_ones_in_doubt(start: Start) -> None:
     assert policy.connections == 2
     policy.reconnect()
     assert not policy.doubt
+
+
+def test_a_probe_that_shows_an_answer_too_many_says_so(start: Start) -> None:
+    """The probe itself finds it, and its own answers come over a new connection, in step."""
+    twice: list[int] = []
+
+    def answer(request: Any) -> Any:
+        return [{"actions": action(request)}] * (1 + bool(twice and twice.pop()))
+
+    policy = start(answer)
+    inference = RowInference(policy, *SPACES, 1, SECTION)
+    inference.probe()
+    outputs = inference.numerics["outputs"]
+    inference.probe_again()
+    assert inference.numerics["outputs"] == outputs
+    twice.append(1)
+    policy.act(ROWS[:1], None, LIVE[:1], None)
+    assert wait([policy.fileno()], 60)
+    inference.probe_again()
+    assert not untold(inference.numerics["outputs"], policy.server)

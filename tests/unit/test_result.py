@@ -263,9 +263,9 @@ def test_timing_shares_are_fractions_of_the_runners_time() -> None:
 def test_the_time_says_who_waits_for_whom() -> None:
     """21 slots ask 310 rows per second; a row is at the server for 64 % of the time."""
     asking = Timing(10.0, 3100, 0.0, 150.0, 60.0, 0, answer_seconds=6.38)
-    assert asking.waiting == "simulators ask 310 rows/s, the server answers 486: add 12 slots"
+    assert asking.waiting == "the server waits 36% of the time for simulators, which ask 310 rows/s: add 12 slots"
     one_process = Timing(10.0, 3100, 0.0, 7.0, 2.0, 0, answer_seconds=5.0)
-    assert one_process.waiting == "simulators ask 310 rows/s, the server answers 620: add 1 runner"
+    assert one_process.waiting == "the server waits 50% of the time for simulators, which ask 310 rows/s: add 1 runner"
     full = Timing(10.0, 3100, 0.0, 105.0, 105.0, 2, answer_seconds=20.0)
     assert "50%" in full.waiting
     assert Timing(10.0, 3100, 0.0, 150.0, 60.0, 0).waiting == ""

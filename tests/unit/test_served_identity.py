@@ -15,8 +15,10 @@ import yaml
 
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
 from rl_eval.cli.exits import ExitCode
+from rl_eval.config.policy_sources import lasting
 from rl_eval.errors import ConfigError, PolicyUnavailable
 from rl_eval.log import read_log
+from rl_eval.records.guarantee import is_served
 from rl_eval.results.loading import load
 from rl_eval.results.text import policy_name
 from rl_eval.suites.suite import Suite
@@ -153,6 +155,43 @@ def test_without_its_server_a_complete_run_is_shown_with_a_note(start: Start, ki
     assert (again.fingerprint, again.provenance["notes"]) == (expected.fingerprint, expected.provenance["notes"])
 
 
+def test_without_its_simulator_a_complete_run_is_shown_with_a_note(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine without the GPU, licence or display of the simulator can show a result."""
+    server = start("stock")
+    expected = evaluate(config(server), output=tmp_path / "run").fingerprint
+    monkeypatch.setattr(Short, "__init__", lambda self: 1 / 0)
+    shown = json.loads(command(tmp_path / "run", server, json_too=True).stdout)
+    assert (shown["status"], shown["fingerprint"]) == ("complete", expected)
+    assert not untold(shown["provenance"]["notes"][-1], "ZeroDivisionError")
+
+
+@pytest.mark.parametrize(
+    ("key", "served"),
+    [("server/weights", True), ("a/server/protocol", True), ("server/outputs", False), ("outputs", False)],
+)
+def test_a_policy_with_the_name_server_is_not_on_a_server(key: str, served: bool) -> None:
+    """Keys of one policy of several begin with its name."""
+    assert is_served({key: ""}) == served
+
+
+@pytest.mark.parametrize("policy", ["openpi://127.0.0.1:{}", "rl_eval.integrations.openpi:load_policy"])
+def test_the_address_is_not_in_the_definition_of_a_cell(policy: str) -> None:
+    """Nor are the time limits."""
+    one, other = (
+        lasting(
+            {
+                "policy": policy.format(port),
+                "policy_kwargs": {"addresses": f"127.0.0.1:{port}", "patience_s": port, "prompt": "lift"},
+            }
+        )
+        for port in (8001, 8002)
+    )
+    assert one == other
+    assert one["policy_kwargs"] == {"prompt": "lift"}
+
+
 @KINDS
 @pytest.mark.parametrize("struck", [0, STRUCK])
 def test_an_unfinished_run_is_continued_by_its_policy_alone(
@@ -173,18 +212,19 @@ def test_an_unfinished_run_is_continued_by_its_policy_alone(
     first.start()
 
 
-@pytest.mark.parametrize("options", [(), ("--stochastic",)])
+@pytest.mark.parametrize("kind", ["stock", "served", "sampled"])
 @pytest.mark.parametrize("lanes", [1, 3])
-def test_a_policy_without_memory_goes_on_after_a_restart(lanes: int, options: tuple[str, ...]) -> None:
-    """Its server has no state to lose, so no step is repeated."""
-    server = Served("flat", *options)
+def test_a_policy_without_memory_goes_on_after_a_restart(lanes: int, kind: str) -> None:
+    """Its server has no state to lose, so no step is repeated, and no attempt is used up."""
+    server: Any = Openpi("det") if kind == "stock" else Served("flat", *["--stochastic"] * (kind == "sampled"))
 
     def again() -> None:
         server.kill()
         server.start()
 
     try:
-        plain = config(server, lanes=lanes, deterministic=not options)
+        plain = config(server, lanes=lanes, deterministic=kind != "sampled")
+        plain.fault_tolerance(max_attempts_per_episode=1)
         expected = evaluate(plain)
         STRIKES[STRUCK, 3] = STRIKES[1, 1] = again
         result = evaluate(plain)

@@ -221,14 +221,17 @@ class PolicyClient:
 
         Answers of a server without numbers are in the order of the requests, so former answers may have been shifted.
         """
-        link = self._connected()
+        link, is_lost = self._connected(), False
         if self._waiting or "rl_eval" in link.metadata:
             return link
-        with suppress(LostError):  # Sending fails, too.
+        try:
             if wait([link.fileno()], 0):
                 link.read()
+        except LostError:
+            is_lost = True
         if link.messages:
             self.doubt = f"unknown, because {self.server} sent an answer that no request waited for"
+        if link.messages or is_lost:
             self._drop()
         return self._connected()
 

@@ -160,13 +160,14 @@ class Probe:
         Raises:
             PolicyUnavailable: The policy cannot act for now.
         """
-        if doubt := getattr(self.policy, "doubt", ""):
-            return str(doubt)
         with no_grad(), buffers_kept(self.policy):
             try:
                 if verdict == "row":
-                    return _digest(self._alone(0))
-                return _digest(self._outputs(self._observations, self._block(0), range(BLOCK)))
+                    digest = _digest(self._alone(0))
+                else:
+                    digest = _digest(self._outputs(self._observations, self._block(0), range(BLOCK)))
+                # These answers, too, may show that former ones were those of other rows.
+                return str(getattr(self.policy, "doubt", "") or digest)
             except PolicyUnavailable:
                 raise
             except survivable() as error:
@@ -457,15 +458,15 @@ def numerics_again(runner: Any) -> dict[str, Any] | str:
     Raises:
         EvalError: The policy of a new runner cannot act as configured.
     """
-    is_new = False
+    former: dict[str, Any] = {}
     try:
         inference = runner.inference
-        if is_new := not inference.numerics:
+        if not (former := inference.numerics):
             runner.accept()
-        former = inference.numerics
+            return dict(inference.numerics)
         inference.probe_again()
     except survivable() as error:
-        if is_new and not isinstance(error, PolicyUnavailable):
+        if not former and not isinstance(error, PolicyUnavailable):
             raise
         return summary_of(error)
     found: dict[str, Any] = inference.numerics
