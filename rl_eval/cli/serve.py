@@ -82,7 +82,7 @@ def serve(
 def _announce(address: str, token_file: Path | None, greeting: dict[str, Any], as_json: bool) -> None:
     lines = [f"openpi://{address}   {greeting['name']}; stop with Ctrl-C"]
     if token_file is not None:
-        lines.append(f"clients need the token: export {KEY_VARIABLE}=$(cat {token_file})")
+        lines.append(f"clients need the token: export {KEY_VARIABLE}=$(cat {token_file.absolute()})")
     described = {"address": address, "token_file": None if token_file is None else str(token_file)}
     print_either(as_json, {**described, "greeting": greeting}, "\n".join(lines))
     flush_results()

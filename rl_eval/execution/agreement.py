@@ -169,7 +169,7 @@ class Numerics(Aspect):
             ConfigError: It has other weights or outputs.
         """
         if problem := self._other_policy(key, different):
-            fix = f"{_FIRST} To evaluate this one, pass another output (--output)."
+            fix = f"{_FIRST} To evaluate this one, use another folder."
             raise ConfigError(problem, key="policy.policy", value=_served(self.outcome), fix=fix)
 
     def _other_policy(self, key: dict[str, Any], different: list[str]) -> str:

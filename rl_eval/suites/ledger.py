@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, final
 
@@ -26,7 +26,7 @@ from rl_eval.log.storage import open_storage
 from rl_eval.records.plain import differences, parse_json, typed
 from rl_eval.results.loading import load
 from rl_eval.results.result import EvalResult
-from rl_eval.suites.cells import EvaluatedSteps, PlannedCell, definition_of
+from rl_eval.suites.cells import Cell, EvaluatedSteps, PlannedCell, definition_of
 from rl_eval.suites.definition import ScoreKind, SuiteDefinition
 
 CellStatus = Literal["complete", "partial", "failed", "error", "running", "missing"]
@@ -38,6 +38,7 @@ CELL_FILE: Final = "cell.json"
 SCORE_FILE: Final = "score.json"
 ERROR_FILE: Final = "error.json"
 FORMAT: Final = 1
+_SERVED: Final = ("server/weights", "server/outputs")
 _COLUMNS: Final[Mapping[ScoreKind, str]] = {
     "return": "episode_return",
     "success_once": "success_once",
@@ -67,6 +68,8 @@ class Score:
     """Duration of the evaluation, in seconds."""
     code: dict[str, str] = field(default_factory=dict)
     """SHA-256 of the code files of the environment and the policy, by module."""
+    served: dict[str, str] = field(default_factory=dict)
+    """Digests of the weights and of some outputs of the policy that ``rl-eval serve`` has served, by name."""
 
     @property
     def mean(self) -> float:
@@ -93,6 +96,7 @@ class Score:
             tuple(values.tolist()),
             result.timing.wall_seconds,
             {name: file["sha256"] for name, file in result.provenance.get("code", {}).get("files", {}).items()},
+            {name: digest for name, digest in result.provenance.get("numerics", {}).items() if name in _SERVED},
         )
 
 
@@ -235,8 +239,14 @@ class Ledger:
         return score
 
     def record(self, planned: PlannedCell, result: EvalResult) -> CellState:
-        """Write the score of a result, and return the new state of the cell."""
+        """Write the score of a result, and return the new state of the cell.
+
+        If another policy was served for another task, do not write the score.
+        """
         score = Score.of(result, self._suite.tasks[planned.cell.task].score)
+        if score.served and (other := self._other_server(planned.cell, score.served)):
+            problem = f"the server has another policy than for {other}"
+            return self.fail(planned, f"{problem}; start that policy again, and remove {self.folder_of(planned)}")
         self._write(planned, score)
         return CellState(planned, score.status, score.reason, score)
 
@@ -244,6 +254,17 @@ class Ledger:
         """Write the reason why a cell has no result yet, and return the new state of the cell."""
         write_text(self.folder_of(planned) / ERROR_FILE, _text({"cell": str(planned.cell), "reason": reason}))
         return CellState(planned, "error", reason, open=True)
+
+    def _other_server(self, cell: Cell, served: Mapping[str, str]) -> str:
+        """Return a cell of the same training run, but another task, with another served policy; empty without one."""
+        if "{task}" in json.dumps(self._suite.policies[cell.policy].section, default=str):
+            return ""  # Each task has its own policy.
+        for folder in self._storage.names("cells"):
+            name = str((self._read(f"cells/{folder}/{CELL_FILE}") or {}).get("cell"))
+            score = self._read(f"cells/{folder}/{SCORE_FILE}") or {}
+            if score.get("served", served) != served and str(replace(cell, task=name.partition("/")[0])) == name:
+                return name
+        return ""
 
     def _write(self, planned: PlannedCell, score: Score) -> None:
         write_text(self.folder_of(planned) / SCORE_FILE, _text(asdict(score)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -276,6 +277,36 @@ def test_a_cell_of_a_suite_is_continued_by_its_policy_alone(start: Start, kind: 
     values["policies"] = {"served": {"policy": address(moved), "policy_kwargs": {"patience_s": 1.0}}}
     assert run().status == "complete"
     assert run().score.fingerprint == evaluate(config(moved)).fingerprint
+
+
+def test_a_suite_does_not_mix_policies_of_a_server(start: Start, tmp_path: Path) -> None:
+    """A cell whose server was replaced after other tasks is an error, until it is evaluated again."""
+    server = start("served")
+    tasks = {"one": {"environment": {"env": ENV}}}
+    values = {
+        "suite": "served",
+        "shared": {"evaluation": {"num_episodes": EPISODES}, "runners": {"num_envs_per_runner": 1}},
+        "tasks": tasks,
+        "policies": {"served": {"policy": address(server)}},
+    }
+
+    def run() -> Any:
+        (tmp_path / "suite.yaml").write_text(yaml.safe_dump(values))
+        return Suite.from_yaml(tmp_path / "suite.yaml").run(tmp_path / "out").cells
+
+    assert [state.status for state in run()] == ["complete"]
+    replaced(server)
+    tasks["two"] = {"environment": {"env": ENV}, "evaluation": {"seed": 9}}
+    for _ in range(2):
+        assert [state.status for state in run()] == ["complete", "error"]
+    assert not untold(run()[1].reason, "one/served")
+    server.kill()
+    server.options = ("tests.served:flat", *server.options[1:])
+    server.start()
+    assert [state.status for state in run()] == ["complete", "error"]
+    (folder,) = (path for path in (tmp_path / "out/cells").iterdir() if path.name.startswith("two"))
+    shutil.rmtree(folder)
+    assert [state.status for state in run()] == ["complete", "complete"]
 
 
 @KINDS
