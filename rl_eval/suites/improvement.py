@@ -39,7 +39,7 @@ def probabilities_of_improvement(scores: Scores, unit: Unit, *, confidence: floa
         found[row, column] = estimate = _improvement(units[row], units[column], confidence)
         found[column, row] = _reversed(estimate)
     cells: Cells = {pair: found[pair] for pair in itertools.permutations(scores.policies, 2)}
-    what = f"Probability that one {unit} of the row has a higher score than one {unit} of the column, averaged over tasks."
+    what = f"Probability that one {unit} of the row has a higher score than one of the column, averaged over tasks."
     return Table(f"{what} {level(cells, confidence)}", "policy", "other policy", cells, details=method(cells, unit))
 
 
