@@ -18,7 +18,7 @@ from typing import Final, final
 
 from rl_eval.backends import Backend, Reply
 from rl_eval.backends.requests import Apply, Run, SetWeights, Start
-from rl_eval.errors import ClusterError, EvalError, NumericsMismatch, RunnerLost, UsageError
+from rl_eval.errors import ClusterError, EvalError, NumericsMismatch, PolicyUnavailable, RunnerLost, UsageError
 from rl_eval.execution.jobs import Job, WeightsSync
 from rl_eval.execution.runner_pool import Member, RunnerPool
 from rl_eval.records.episode import RunReport
@@ -212,6 +212,9 @@ class ControlLoop:
         busy = any(job.exclusive for job in self._active.values())
         kept: deque[Job] = deque()
         for job in self._waiting:
+            if isinstance(self._fatal, PolicyUnavailable) and not (job.renews or busy):
+                self._pool.renew(self._clock())  # The server may be back.
+                self._fatal = None
             if job.renews and not busy:
                 self._fatal = None
             if self._fatal is not None:
@@ -322,7 +325,10 @@ class ControlLoop:
         return any(verdicts)
 
     def _die(self, error: BaseException) -> None:
-        """Fail the active jobs now, then all waiting and later jobs in order, until a job renews the group."""
+        """Fail the active jobs now, then all waiting and later jobs in order, until a job renews the group.
+
+        If the policy was unavailable, the next job starts the runners again.
+        """
         self._fatal = self._fatal or error
         self._retire()
         active, self._active = self._active, {}

@@ -131,7 +131,7 @@ class RunnerPool:
         return gone
 
     def reconfigure(self, settings: EvalSettings, payload: Any, weights: GroupWeights, now: float) -> None:
-        """Start all runners again with other settings, in their processes if possible. Reset the counts of losses.
+        """Start all runners again with other settings.
 
         Args:
             settings: The settings.
@@ -140,6 +140,10 @@ class RunnerPool:
             now: Present time.
         """
         self._settings, self._backend.payload, self.weights = settings, payload, weights
+        self.renew(now)
+
+    def renew(self, now: float) -> None:
+        """Start all runners again, in their processes if possible. Reset the counts of losses."""
         self.ever_ready, self.last_ready, self._told_of_waiting, self.unavailable = False, now, False, None
         for noted in (self._consecutive, self._broken, self._failing, self._due):
             noted.clear()

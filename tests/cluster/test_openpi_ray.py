@@ -83,13 +83,16 @@ def test_a_server_that_is_away_is_named_while_the_evaluation_waits(server: Openp
     assert not handle.progress().unavailable
 
 
-def test_a_server_that_no_runner_reaches_at_the_start_is_the_error(server: Openpi) -> None:
-    """After one try of each."""
+@pytest.mark.parametrize("runners", [0, 2])
+def test_a_server_that_no_runner_reaches_at_the_start_is_the_error(server: Openpi, runners: int) -> None:
+    """After one try of each. The next evaluation of the group tries again, as a training needs it."""
     server.kill()
-    with refused(PolicyUnavailable, "policy.policy", value=f"127.0.0.1:{server.port}") as seen:
-        evaluate(server.config(2, patience_s=0.0))
-    assert seen.value.fix
-    server.start()
+    with EvalRunnerGroup(server.config(runners, patience_s=0.0)) as group:
+        with refused(PolicyUnavailable, "policy.policy", value=f"127.0.0.1:{server.port}") as seen:
+            group.evaluate()
+        assert seen.value.fix
+        server.start()
+        assert group.evaluate().status == "complete"
 
 
 @pytest.mark.parametrize("runners", [0, 2])
