@@ -142,12 +142,15 @@ def lasting(section: Mapping[str, Any]) -> dict[str, Any]:
     scheme = schemes().get(name)
     if scheme is not None and "://" in scheme.form:
         reference, mapping = scheme.split(rest)
-        factory = scheme.source(reference, None, ()).factory
+        try:
+            factory = scheme.source(reference, None, ()).factory
+        except ConfigError:
+            return kept  # The evaluation raises it again.
         kept["policy"] = scheme.form.partition("HOST")[0] + (f"@{mapping}" if mapping else "")
     library = loader_of(factory)
-    if library is not None and library.incidental:
-        kwargs = kept.pop("policy_kwargs", {}).items()
-        kept["policy_kwargs"] = {name: value for name, value in kwargs if name not in library.incidental}
+    kwargs = kept.get("policy_kwargs", {})
+    if library is not None and library.incidental and isinstance(kwargs, Mapping):
+        kept["policy_kwargs"] = {name: value for name, value in kwargs.items() if name not in library.incidental}
     return kept
 
 

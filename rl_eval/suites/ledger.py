@@ -262,7 +262,7 @@ class Ledger:
         for folder in self._storage.names("cells"):
             name = str((self._read(f"cells/{folder}/{CELL_FILE}") or {}).get("cell"))
             score = self._read(f"cells/{folder}/{SCORE_FILE}") or {}
-            if score.get("served", served) != served and str(replace(cell, task=name.partition("/")[0])) == name:
+            if (score.get("served") or served) != served and str(replace(cell, task=name.partition("/")[0])) == name:
                 return name
         return ""
 

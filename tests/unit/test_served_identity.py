@@ -193,6 +193,18 @@ def test_the_address_is_not_in_the_definition_of_a_cell(policy: str) -> None:
     assert one["policy_kwargs"] == {"prompt": "lift"}
 
 
+def test_a_wrong_address_is_the_error_of_its_cell_alone(tmp_path: Path) -> None:
+    values = {
+        "suite": "served",
+        "shared": {"evaluation": {"num_episodes": 1}},
+        "tasks": {"swing": {"environment": {"env": ENV}}},
+        "policies": {"served": {"policy": "openpi://127.0.0.1"}, "random": {"policy": "random"}},
+    }
+    (tmp_path / "suite.yaml").write_text(yaml.safe_dump(values))
+    cells = Suite.from_yaml(tmp_path / "suite.yaml").run(tmp_path / "out").cells
+    assert {state.planned.cell.policy: state.status for state in cells} == {"served": "error", "random": "complete"}
+
+
 @KINDS
 @pytest.mark.parametrize("struck", [0, STRUCK])
 def test_an_unfinished_run_is_continued_by_its_policy_alone(
