@@ -182,9 +182,11 @@ class Numerics(Aspect):
     def _changed(self, member: Member, key: dict[str, Any], different: list[str]) -> NumericsMismatch:
         """Set the records since the last probe of a runner aside, because its policy changed; return the error."""
         outcome, indices = self.outcome, sorted(self._unproven.pop(member.position))
+        runner = f"runner {member.position}"
         why = (
-            f"the policy of runner {member.position} changed during the evaluation: {self._shown(key, different)}. "
-            f"Since its last probe, the runner finished {len(indices)} episodes, which are set aside and do not count"
+            f"the policy of {_served(outcome) if is_served(key) else runner} changed during the evaluation: "
+            f"{self._shown(key, different)}. Since its last probe, {runner} finished {len(indices)} episodes, which "
+            "are set aside and do not count"
         )
         outcome.set_aside(indices, why)
         outcome.refusals.append(why)
