@@ -257,13 +257,13 @@ class Ledger:
 
     def _other_server(self, cell: Cell, served: Mapping[str, str]) -> str:
         """Return a cell of the same training run, but another task, with another served policy; empty without one."""
-        if "{task}" in json.dumps(self._suite.policies[cell.policy].section, default=str):
+        if "{task}" in str(self._suite.policies[cell.policy].section):
             return ""  # Each task has its own policy.
-        for folder in self._storage.names("cells"):
-            name = str((self._read(f"cells/{folder}/{CELL_FILE}") or {}).get("cell"))
-            score = self._read(f"cells/{folder}/{SCORE_FILE}") or {}
-            if (score.get("served") or served) != served and str(replace(cell, task=name.partition("/")[0])) == name:
-                return name
+        for task in self._suite.tasks:
+            other = replace(cell, task=task)
+            score = self._read(f"{other.folder}/{SCORE_FILE}") or {}
+            if (score.get("served") or served) != served:
+                return str(other)
         return ""
 
     def _write(self, planned: PlannedCell, score: Score) -> None:

@@ -76,13 +76,13 @@ def start() -> Iterator[Start]:
         one.kill()
 
 
-def replaced(server: Any) -> None:
-    """Start another policy at the address of a server."""
+def replaced(server: Any, policy: str = "opposite") -> None:
+    """Start another policy at the address of a server; a stock server has one other policy."""
     server.kill()
     if isinstance(server, Openpi):
         server.start(-1.0)
     else:
-        server.options = ("tests.served:opposite", *server.options[1:])
+        server.options = (f"tests.served:{policy}", *server.options[1:])
         server.start()
 
 
@@ -101,6 +101,12 @@ def command(output: Path, *servers: Any, json_too: bool = False) -> Any:
     given = ["--env", ENV, "--policy", address(*servers), "-n", str(EPISODES), "-o", str(output)]
     given += ["--set", "policy.policy_kwargs.patience_s=0", "--set", "fault_tolerance.max_runner_restarts=0"]
     return call("run", *given, *(["--json"] if json_too else []))
+
+
+def cells_of(suite: Any, folder: Path) -> Any:
+    """Write a suite, run it, and return the states of its cells."""
+    (folder / "suite.yaml").write_text(yaml.safe_dump(suite))
+    return Suite.from_yaml(folder / "suite.yaml").run(folder / "out").cells
 
 
 def finished(output: Path) -> int:
@@ -200,8 +206,7 @@ def test_a_wrong_address_is_the_error_of_its_cell_alone(tmp_path: Path) -> None:
         "tasks": {"swing": {"environment": {"env": ENV}}},
         "policies": {"served": {"policy": "openpi://127.0.0.1"}, "random": {"policy": "random"}},
     }
-    (tmp_path / "suite.yaml").write_text(yaml.safe_dump(values))
-    cells = Suite.from_yaml(tmp_path / "suite.yaml").run(tmp_path / "out").cells
+    cells = cells_of(values, tmp_path)
     assert {state.planned.cell.policy: state.status for state in cells} == {"served": "error", "random": "complete"}
 
 
@@ -275,21 +280,19 @@ def test_a_cell_of_a_suite_is_continued_by_its_policy_alone(start: Start, kind: 
         "policies": {"served": {"policy": address(server), "policy_kwargs": {"patience_s": 0.0}}},
     }
 
-    def run() -> Any:
-        (tmp_path / "suite.yaml").write_text(yaml.safe_dump(values))
-        (state,) = Suite.from_yaml(tmp_path / "suite.yaml").run(tmp_path / "out").cells
-        return state
-
     STRIKES[STRUCK, 3] = server.kill
-    assert run().status != "complete"
+    (state,) = cells_of(values, tmp_path)
+    assert state.status != "complete"
     replaced(server)
-    state = run()
+    (state,) = cells_of(values, tmp_path)
     assert state.status == "error"
     assert address(server) in state.reason
     moved = start(kind)
     values["policies"] = {"served": {"policy": address(moved), "policy_kwargs": {"patience_s": 1.0}}}
-    assert run().status == "complete"
-    assert run().score.fingerprint == evaluate(config(moved)).fingerprint
+    for _ in range(2):
+        (state,) = cells_of(values, tmp_path)
+        assert state.status == "complete"
+        assert state.score.fingerprint == evaluate(config(moved)).fingerprint
 
 
 def test_a_suite_does_not_mix_policies_of_a_server(start: Start, tmp_path: Path) -> None:
@@ -303,23 +306,20 @@ def test_a_suite_does_not_mix_policies_of_a_server(start: Start, tmp_path: Path)
         "policies": {"served": {"policy": address(server)}},
     }
 
-    def run() -> Any:
-        (tmp_path / "suite.yaml").write_text(yaml.safe_dump(values))
-        return Suite.from_yaml(tmp_path / "suite.yaml").run(tmp_path / "out").cells
+    def statuses() -> list[str]:
+        return [state.status for state in cells_of(values, tmp_path)]
 
-    assert [state.status for state in run()] == ["complete"]
+    assert statuses() == ["complete"]
     replaced(server)
     tasks["two"] = {"environment": {"env": ENV}, "evaluation": {"seed": 9}}
     for _ in range(2):
-        assert [state.status for state in run()] == ["complete", "error"]
-    assert not untold(run()[1].reason, "one/served")
-    server.kill()
-    server.options = ("tests.served:flat", *server.options[1:])
-    server.start()
-    assert [state.status for state in run()] == ["complete", "error"]
+        assert statuses() == ["complete", "error"]
+    assert not untold(cells_of(values, tmp_path)[1].reason, "one/served")
+    replaced(server, "flat")
+    assert statuses() == ["complete", "error"]
     (folder,) = (path for path in (tmp_path / "out/cells").iterdir() if path.name.startswith("two"))
     shutil.rmtree(folder)
-    assert [state.status for state in run()] == ["complete", "complete"]
+    assert statuses() == ["complete", "complete"]
 
 
 @KINDS

@@ -13,7 +13,7 @@ from collections import deque
 from typing import Any, Final, final
 
 from websockets.client import ClientProtocol
-from websockets.exceptions import InvalidState, InvalidStatus
+from websockets.exceptions import InvalidStatus
 from websockets.frames import Frame, Opcode
 from websockets.uri import parse_uri
 
@@ -89,10 +89,7 @@ class Connection:
         Raises:
             LostError: The server does not take the message.
         """
-        try:
-            self._protocol.send_binary(message)
-        except InvalidState as error:
-            raise LostError(str(error)) from error
+        self._protocol.send_binary(message)
         self._flush()
 
     def read(self) -> None:
