@@ -49,7 +49,7 @@ class Numerics(Aspect):
         self._unproven: defaultdict[int, array[int]] = defaultdict(partial(array, "q"))
         """Indices of the episodes that were recorded since the last probe, by position of the runner."""
         self._probes: dict[int, int] = {}
-        """Number of probes of each runner so far, by the runner's number."""
+        """Number of probes of each runner that had the reference key, by the runner's number."""
         self._reported: dict[int, tuple[dict[str, Any], str]] = {}
         """Numerics key of each runner, and digest of the weights with which its policy was built, by the runner's
         number."""
@@ -86,10 +86,20 @@ class Numerics(Aspect):
                 self._unproven.pop(member.position, None)
             self._probes[member.number] = report.probes
             return
+        raise self._mismatch(member, key, different, built)
+
+    def _mismatch(self, member: Member, key: dict[str, Any], different: list[str], built: str) -> NumericsMismatch:
+        """Return the error for a runner whose key differs from the reference key.
+
+        Raises:
+            ConfigError: As for :meth:`reported`.
+        """
+        store = self.outcome.store
         if member.position in self._unproven:
-            raise self._changed(member, key, different)
+            return self._changed(member, key, different)
+        has_agreed = member.number in self._probes
         if is_served(key):
-            if not self._records:
+            if not (self._records or has_agreed):
                 self._check_server(key, different)
         elif different == ["outputs"] and self.outcome.weights is None and self._built_others(built):
             problem = (
@@ -103,11 +113,13 @@ class Numerics(Aspect):
             raise ConfigError(problem, key="policy.weights", runner=member.position, fix=fix)
         others = "the records in the log" if store.durable else "its group"
         why = f"runner {member.position} would compute other floats than {others}: {self._shown(key, different)}"
-        if problem := self._other_policy(key, different):
+        if has_agreed:
+            why = self._change(member, key, different)
+        elif problem := self._other_policy(key, different):
             why = f"{problem}. {_FIRST}"
         self.outcome.refusals.append(why)
-        store.note(f"{why}; the runner did not take part")
-        raise NumericsMismatch(why, key=different[0], value=key.get(different[0]), runner=member.position)
+        store.note(f"{why}; the runner was excluded")
+        return NumericsMismatch(why, key=different[0], value=key.get(different[0]), runner=member.position)
 
     def counted(self, report: RunReport, indices: set[int]) -> None:
         """Note that episodes were recorded since the last probe of their runner."""
@@ -182,15 +194,18 @@ class Numerics(Aspect):
     def _changed(self, member: Member, key: dict[str, Any], different: list[str]) -> NumericsMismatch:
         """Set the records since the last probe of a runner aside, because its policy changed; return the error."""
         outcome, indices = self.outcome, sorted(self._unproven.pop(member.position))
-        runner = f"runner {member.position}"
         why = (
-            f"the policy of {_served(outcome) if is_served(key) else runner} changed during the evaluation: "
-            f"{self._shown(key, different)}. Since its last probe, {runner} finished {len(indices)} episodes, which "
-            "are set aside and do not count"
+            f"{self._change(member, key, different)}. Since its last probe, runner {member.position} finished "
+            f"{len(indices)} episodes, which are set aside and do not count"
         )
         outcome.set_aside(indices, why)
         outcome.refusals.append(why)
         return NumericsMismatch(why, key=different[0], value=key.get(different[0]), runner=member.position)
+
+    def _change(self, member: Member, key: dict[str, Any], different: list[str]) -> str:
+        """Return the sentence that the policy of a runner changed."""
+        whose = _served(self.outcome) if is_served(key) else f"runner {member.position}"
+        return f"the policy of {whose} changed during the evaluation: {self._shown(key, different)}"
 
     def _most_frequent(self) -> dict[str, Any]:
         """Return the most frequent key, or the first of several that are equally frequent.

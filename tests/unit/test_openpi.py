@@ -137,12 +137,22 @@ def test_a_lost_connection_changes_nothing(start: Any, fault: str) -> None:
 @pytest.mark.parametrize("layout", [{"lanes": 1}, {"lanes": 3}, {"lanes": 3, "runner": "subprocess"}])
 def test_after_a_second_answer_no_shifted_answer_counts(start: Any, layout: Any, tmp_path: Path) -> None:
     """Answers are shifted from then on. The episodes in doubt run again when the run is continued."""
-    server = start("twice", FAULT_AT=AT)
+    server = start("twice", FAULT_AT="220")
     first = evaluate(server.config(**layout), output=tmp_path)
     assert (first.status, len(first.episodes)) == ("partial", 0)
     if layout == {"lanes": 1}:  # Otherwise, an answer may be awaited at any time.
         assert not untold(first.reason, f"127.0.0.1:{server.port}")
     result = evaluate(server.config(**layout), output=tmp_path)
+    assert (result.status, result.fingerprint) == ("complete", evaluate(start().config()).fingerprint)
+
+
+def test_a_second_answer_in_the_first_episode_is_not_another_policy(start: Any, tmp_path: Path) -> None:
+    """No record is in doubt then, but the running episodes are."""
+    server = start("twice", FAULT_AT="60")
+    first = evaluate(server.config(), output=tmp_path)
+    assert (first.status, len(first.episodes)) == ("failed", 0)
+    assert not untold(first.reason, f"127.0.0.1:{server.port}", "changed")
+    result = evaluate(server.config(), output=tmp_path)
     assert (result.status, result.fingerprint) == ("complete", evaluate(start().config()).fingerprint)
 
 
